@@ -1,0 +1,155 @@
+"""What all operators share: defaults of state and backend, packing, dispatch. One call of a mechanism goes through `run`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varla.ops.backends import backends
+from varla.ops.checks import check_cu_seqlens, check_state
+from varla.ops.chunk import chunk, encode
+from varla.ops.packing import sequence_bounds
+from varla.ops.settings import Settings, check_choice, check_count, check_flag
+from varla.ops.state import State, state_dtype
+
+# Below this many tokens the loop is quicker than setting a chunk up (python -m benchmarks.cpu).
+SHORT = 8
+
+Loop = Callable[..., tuple[Tensor, Any]]
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """An operator's parts: its state, the form of each backend but "chunk", and how a state begins.
+
+    A loop takes (*inputs [B, T, H, *], state, settings), all in the state's precision, and returns (outputs, state).
+    """
+
+    name: str
+    state: type[State]
+    loops: Mapping[str, Loop]
+    initial: Callable[..., State]
+
+
+def run(
+    mechanism: Mechanism,
+    inputs: Sequence[Tensor],
+    sizes: Mapping[str, int],
+    settings: Settings,
+    *,
+    initial_state: State | None,
+    return_state: bool,
+    cu_seqlens: Tensor | None,
+    backend: str,
+    chunk_size: int | None,
+) -> Any:
+    """Outputs [B, T, H, Dv], with the final state if asked for. The inputs and settings have been checked."""
+    check_flag("return_state", return_state)
+    device, dtype = inputs[0].device, inputs[0].dtype
+    rows = sizes["B"]
+    if cu_seqlens is not None and check_cu_seqlens(cu_seqlens, rows, device):
+        rows = cu_seqlens.shape[0] - 1
+        if not torch.compiler.is_compiling():  # otherwise the operator itself looks, when it runs
+            sequence_bounds(cu_seqlens, sizes["T"])
+    form = choose(mechanism, backend, chunk_size, sizes["T"])
+    state = begin(mechanism, "initial_state", initial_state, {**sizes, "B": rows}, settings, device, dtype)
+
+    if form == "chunk":
+        size = chunk_size if chunk_size is not None else default_chunk_size(sizes["D"])
+        o, state = _run_chunk(mechanism, inputs, state, settings, cu_seqlens, size)
+    else:
+        with torch.autocast(device.type, enabled=False):
+            o, state = _run_loop(mechanism.loops[form], inputs, state, settings, cu_seqlens)
+    return (o, state) if return_state else o
+
+
+def run_step(
+    mechanism: Mechanism,
+    inputs: Sequence[Tensor],
+    sizes: Mapping[str, int],
+    settings: Settings,
+    state: State | None,
+) -> Any:
+    """One token [B, H, *] through the reference loop: (outputs [B, H, Dv], state)."""
+    device, dtype = inputs[0].device, inputs[0].dtype
+    state = begin(mechanism, "state", state, sizes, settings, device, dtype)
+    with torch.autocast(device.type, enabled=False):
+        o, state = mechanism.loops["reference"](*(x[:, None] for x in inputs), state, settings)
+    return o[:, 0], state
+
+
+def choose(mechanism: Mechanism, backend: str, chunk_size: int | None, T: int) -> str:
+    """The form to run. Nothing is swapped silently: a form that cannot do what is asked for is an error."""
+    allowed = (*mechanism.loops, "chunk")
+    check_choice("backend", backend, ("auto", *allowed))
+    check_count("chunk_size", chunk_size, none_means="chosen by shape")
+    if backend == "auto":
+        backend = "reference" if chunk_size is None and T < SHORT else "chunk"
+    elif backend != "chunk" and chunk_size is not None:
+        raise ValueError(f"chunk_size is for backend='chunk' (or 'auto'); backend={backend!r} has no chunks")
+    found = backends()[backend]
+    if not found.available:
+        raise RuntimeError(f"backend={backend!r} cannot run here: {found.reason}")
+    return backend
+
+
+def default_chunk_size(D: int) -> int:
+    """Tokens in a chunk for keys of D dimensions."""
+    return 32 if D <= 32 else 64
+
+
+def begin(
+    mechanism: Mechanism,
+    name: str,
+    state: State | None,
+    sizes: Mapping[str, int],
+    settings: Settings,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> State:
+    """The state handed in, checked, or a fresh one."""
+    if state is None:
+        return mechanism.initial(sizes, settings, state_dtype(dtype), device)
+    check_state(name, state, mechanism.state, sizes, device, dtype)
+    return state
+
+
+def _run_chunk(
+    mechanism: Mechanism,
+    inputs: Sequence[Tensor],
+    state: State,
+    settings: Settings,
+    cu_seqlens: Tensor | None,
+    chunk_size: int,
+) -> tuple[Tensor, State]:
+    *memory, t = state.tensors().values()
+    keep = torch.is_grad_enabled() and any(x.requires_grad for x in (*inputs, *memory))
+    outputs = chunk(list(inputs), memory, t, cu_seqlens, encode(settings), chunk_size, keep)
+    t = t + (inputs[0].shape[1] if cu_seqlens is None else cu_seqlens.diff().to(t))
+    return outputs[0], mechanism.state(*outputs[1 : 1 + len(memory)], t)
+
+
+def _run_loop(
+    loop: Loop, inputs: Sequence[Tensor], state: State, settings: Settings, cu_seqlens: Tensor | None
+) -> tuple[Tensor, State]:
+    if cu_seqlens is None:
+        return _run_row(loop, inputs, state, settings)
+    outputs, states = [], []
+    starts, lengths = sequence_bounds(cu_seqlens, inputs[0].shape[1])
+    for i, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        part = [x[:, start : start + length] for x in inputs]
+        alone = type(state)(*(x[i : i + 1] for x in state.tensors().values()))
+        o, alone = _run_row(loop, part, alone, settings)
+        outputs.append(o)
+        states.append(alone.tensors().values())
+    return torch.cat(outputs, 1), type(state)(*(torch.cat(parts) for parts in zip(*states, strict=True)))
+
+
+def _run_row(
+    loop: Loop, inputs: Sequence[Tensor], state: State, settings: Settings
+) -> tuple[Tensor, State]:
+    if inputs[0].shape[1] == 0:
+        return inputs[2].clone(), state
+    return loop(*inputs, state, settings)

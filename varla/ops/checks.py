@@ -1,0 +1,114 @@
+"""Checks of what users pass in. Each raises a ValueError or TypeError that says what is wrong and what is allowed."""
+
+from collections.abc import Iterable, Mapping
+from typing import TypeGuard
+
+import torch
+from torch import Tensor
+
+from varla.ops.state import State, state_dtype
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_FLOAT_NAMES = "float16, bfloat16, float32 or float64"
+
+
+def check_inputs(inputs: Mapping[str, tuple[Tensor, str]]) -> tuple[list[Tensor], dict[str, int]]:
+    """Check named tensors against their dimensions, e.g. {"q": (q, "B T H D"), ...}.
+
+    Returns the tensors, all of one type, and the size of each dimension. Under autocast, types may differ (a layer mixes
+    what its parts produce) and the widest wins, as for torch's own operators that take several tensors.
+    """
+    for name, (x, _) in inputs.items():
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
+        if x.dtype not in FLOATS:
+            raise TypeError(f"{name} must be {_FLOAT_NAMES}, got {_dtype(x)}")
+    sizes = check_shapes(inputs)
+    for letter, size in sizes.items():
+        if letter not in "BT" and size < 1:
+            owner = next(name for name, (_, dims) in inputs.items() if letter in dims.split())
+            raise ValueError(f"{owner} must have {letter} >= 1, got {_shape(inputs[owner][0])}")
+    tensors = [x for x, _ in inputs.values()]
+    first, *others = inputs
+    for name in others:
+        x = inputs[name][0]
+        if x.device != tensors[0].device:
+            raise ValueError(f"{name} must be on the same device as {first} ({tensors[0].device}), got {x.device}")
+        if x.dtype != tensors[0].dtype and not torch.is_autocast_enabled(x.device.type):
+            raise TypeError(f"{name} must have the same dtype as {first} ({_dtype(tensors[0])}), got {_dtype(x)}")
+    return _promoted(tensors), sizes
+
+
+def check_shapes(inputs: Mapping[str, tuple[Tensor, str]]) -> dict[str, int]:
+    """The size of each dimension letter; raises where two tensors disagree on one."""
+    sizes: dict[str, int] = {}
+    owner: dict[str, str] = {}
+    for name, (x, dims) in inputs.items():
+        letters = dims.split()
+        if x.dim() != len(letters):
+            raise ValueError(f"{name} must have {len(letters)} dimensions [{', '.join(letters)}], got {_shape(x)}")
+        for letter, size in zip(letters, x.shape, strict=True):
+            if letter not in sizes:
+                sizes[letter], owner[letter] = size, name
+            elif sizes[letter] != size:
+                raise ValueError(
+                    f"{name} must have shape [{', '.join(letters)}] with {letter} = {sizes[letter]} as in "
+                    f"{owner[letter]}, got {_shape(x)}"
+                )
+    return sizes
+
+
+def check_cu_seqlens(cu_seqlens: object, B: int, device: torch.device) -> TypeGuard[Tensor]:
+    """Check everything about cu_seqlens but its values, which only the host can read (`packing.sequence_bounds`)."""
+    if not isinstance(cu_seqlens, Tensor):
+        raise TypeError(f"cu_seqlens must be an integer tensor, got {type(cu_seqlens).__name__}")
+    if cu_seqlens.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"cu_seqlens must be int32 or int64, got {_dtype(cu_seqlens)}")
+    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
+        raise ValueError(f"cu_seqlens must have shape [N + 1] for N >= 1 sequences, got {_shape(cu_seqlens)}")
+    if cu_seqlens.device not in (device, torch.device("cpu")):
+        raise ValueError(f"cu_seqlens must be on {device} or on the CPU, got {cu_seqlens.device}")
+    if B != 1:
+        raise ValueError(f"cu_seqlens packs all sequences into one batch row: B must be 1, got {B}")
+    return True
+
+
+def check_state(
+    name: str, state: object, kind: type[State], sizes: Mapping[str, int], device: torch.device, dtype: torch.dtype
+) -> None:
+    """Check a state handed in by the user against the inputs' sizes, device and (input) dtype."""
+    if not isinstance(state, kind):
+        raise TypeError(f"{name} must be a {kind.__name__} or None, got {type(state).__name__}")
+    wanted = state_dtype(dtype)
+    for field, x in state.tensors().items():
+        letters = kind.LAYOUT[field].split()
+        shape = [sizes[letter] for letter in letters]
+        label = f"{name}.{field}"
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{label} must be a tensor, got {type(x).__name__}")
+        if list(x.shape) != shape:
+            raise ValueError(f"{label} must have shape [{', '.join(letters)}] = {shape}, got {_shape(x)}")
+        if x.device != device:
+            raise ValueError(f"{label} must be on the inputs' device {device}, got {x.device}")
+        if x.dtype != (torch.int64 if field == "t" else wanted):
+            expected = "int64" if field == "t" else f"{_name(wanted)} for {_name(dtype)} inputs"
+            raise TypeError(f"{label} must be {expected}, got {_dtype(x)}")
+
+
+def _promoted(tensors: list[Tensor]) -> list[Tensor]:
+    dtype = tensors[0].dtype
+    for x in tensors[1:]:
+        dtype = torch.promote_types(dtype, x.dtype)
+    return [x.to(dtype) for x in tensors]
+
+
+def _shape(x: Tensor) -> Iterable[int]:
+    return list(x.shape)
+
+
+def _dtype(x: Tensor) -> str:
+    return _name(x.dtype)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,138 @@
+"""Runs a cell over a plan: forward from the first segment to the last, backward from the last to the first.
+
+States are [rows, H, *] for the user, [N, *] with N = rows x H for a cell. Rows are sorted by falling length, so the rows
+that go on are always the first ones: a row that ends is cut off the end of the carried state.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from varla.ops.chunk.cells import Cell, Context
+from varla.ops.chunk.penalty import Beat
+from varla.ops.chunk.plan import Block, Plan, Segment
+from varla.ops.chunk.window import Window
+
+
+@dataclass(frozen=True)
+class Job:
+    """One call: the cell, the plan, the tokens seen before it t [rows], and (period, eta) of the refresh if any."""
+
+    cell: Cell
+    plan: Plan
+    packed: bool
+    t: Tensor
+    refresh: tuple[int, float] | None
+
+    def rows(self, lo: int, hi: int) -> Tensor:
+        """The sequences in sorted positions [lo, hi)."""
+        return torch.tensor(self.plan.order[lo:hi], dtype=torch.long, device=self.t.device)
+
+    def window(self, block: Block, segment: Segment, like: Tensor) -> tuple[Window, Context]:
+        """A segment's window on tokens [B, T, H, *], with what the cell may know of it."""
+        heads = like.shape[1]
+        window = Window(self.plan, block, segment, self.packed, self.t.device)
+        beat = None
+        if self.refresh is not None:
+            period, eta = self.refresh
+            t = self.t[self.rows(block.lo, block.lo + segment.rows)]
+            beat = Beat(*(count * eta for count in window.beats(t, period, heads, like.dtype)))
+        return window, Context(window.valid(heads), beat)
+
+
+def forward(
+    job: Job, inputs: Sequence[Tensor], state: Sequence[Tensor], slots: int
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Inputs [B, T, H, *] (values third) and the state to (outputs, final state, the state before every chunk).
+
+    With slots = 0 nothing is kept for the backward and the last list holds empty tensors.
+    """
+    o = torch.empty_like(inputs[2], memory_format=torch.contiguous_format)
+    final = [x.clone() for x in state]
+    kept = [x.new_empty(slots, *x.shape[1:]) for x in state]
+    for block in job.plan.blocks:
+        carried = [_flat(x[job.rows(block.lo, block.hi)]) for x in state]
+        for segment in block.segments:
+            carried = _retire(job, block, segment.rows, carried, final)
+            window, context = job.window(block, segment, state[0])
+            loaded = [window.load(x, state[0].dtype) for x in inputs]
+            y, starts, after = job.cell.forward(loaded, carried, context)
+            carried = list(after)
+            window.store(y, o)
+            if slots:
+                _keep(segment, starts, kept)
+        _retire(job, block, 0, carried, final)
+    return o, final, kept
+
+
+def backward(
+    job: Job, inputs: Sequence[Tensor], kept: Sequence[Tensor], do: Tensor, dfinal: Sequence[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Gradients of the outputs and of the final state to (gradients of the inputs, gradients of the initial state)."""
+    dinputs = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
+    dstate = [x.clone() for x in dfinal]
+    for block in job.plan.blocks:
+        carried = [_flat(x[:0]) for x in dfinal]
+        for segment in reversed(block.segments):
+            carried = _enlist(job, block, segment.rows, carried, dfinal)
+            window, context = job.window(block, segment, dfinal[0])
+            loaded = [window.load(x, dfinal[0].dtype) for x in inputs]
+            starts = _recall(segment, kept)
+            grads, before = job.cell.backward(loaded, starts, context, window.load(do, dfinal[0].dtype), carried)
+            carried = list(before)
+            for grad, target in zip(grads, dinputs, strict=True):
+                window.store(grad, target)
+        rows = job.rows(block.lo, block.hi)
+        for x, target in zip(carried, dstate, strict=True):
+            target.index_copy_(0, rows, x.view(-1, *target.shape[1:]))
+    return dinputs, dstate
+
+
+def _flat(x: Tensor) -> Tensor:
+    """[rows, H, *] to [rows * H, *]."""
+    return x.flatten(0, 1)
+
+
+def _retire(
+    job: Job, block: Block, rows: int, carried: list[Tensor], final: Sequence[Tensor]
+) -> list[Tensor]:
+    """Keep the first `rows` rows of the carried state; the others have ended and their state is final."""
+    heads = final[0].shape[1]
+    ended = job.rows(block.lo + rows, block.lo + carried[0].shape[0] // heads)
+    if len(ended) == 0:
+        return carried
+    for x, target in zip(carried, final, strict=True):
+        target.index_copy_(0, ended, x[rows * heads :].view(-1, *target.shape[1:]))
+    return [x[: rows * heads] for x in carried]
+
+
+def _enlist(
+    job: Job, block: Block, rows: int, carried: list[Tensor], dfinal: Sequence[Tensor]
+) -> list[Tensor]:
+    """The reverse of `_retire`: rows that end here join with the gradient of their final state."""
+    joining = job.rows(block.lo + carried[0].shape[0] // dfinal[0].shape[1], block.lo + rows)
+    if len(joining) == 0:
+        return carried
+    return [torch.cat((x, _flat(source[joining]))) for x, source in zip(carried, dfinal, strict=True)]
+
+
+def _keep(segment: Segment, starts: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
+    """Write the states before each chunk to their slots, leaving out rows that have already ended."""
+    for x, target in zip(starts, kept, strict=True):
+        chunks = x.view(segment.chunks, segment.rows, *target.shape[1:])
+        for g, (slot, running) in enumerate(zip(segment.slots, segment.running, strict=True)):
+            target[slot : slot + running] = chunks[g, :running]
+
+
+def _recall(segment: Segment, kept: Sequence[Tensor]) -> list[Tensor]:
+    """The states before each chunk, [M, *]. A row that has ended gets zeros, which its empty chunk maps to zero."""
+    if segment.running[-1] == segment.rows:  # no gaps: the slots are already in this order
+        first = segment.slots[0]
+        return [_flat(x[first : first + segment.chunks * segment.rows]) for x in kept]
+    starts = [x.new_zeros(segment.chunks, segment.rows, *x.shape[1:]) for x in kept]
+    for x, source in zip(starts, kept, strict=True):
+        for g, (slot, running) in enumerate(zip(segment.slots, segment.running, strict=True)):
+            x[g, :running] = source[slot : slot + running]
+    return [x.flatten(0, 2) for x in starts]

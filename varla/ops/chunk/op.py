@@ -1,0 +1,160 @@
+"""The chunk form as one PyTorch operator, for every mechanism: opaque to torch.compile, with a hand-written backward.
+
+An operator's schema has no dataclasses, so the mechanism and its scalars travel as one string (`encode`).
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from varla.ops.chunk import driver
+from varla.ops.chunk.cells import Cell, DeltaCell, LinearCell, VLACell
+from varla.ops.chunk.plan import make_plan, slots_needed
+from varla.ops.packing import sequence_bounds
+from varla.ops.settings import DeltaRuleSettings, LinearAttentionSettings, Settings, VLASettings
+
+_CELLS: dict[str, tuple[Callable[..., Settings], Callable[..., Cell]]] = {
+    "VLASettings": (VLASettings, VLACell),
+    "LinearAttentionSettings": (LinearAttentionSettings, LinearCell),
+    "DeltaRuleSettings": (DeltaRuleSettings, DeltaCell),
+}
+
+
+def encode(settings: Settings) -> str:
+    """Settings as a string, floats exactly."""
+    return json.dumps([type(settings).__name__, asdict(settings)])
+
+
+@lru_cache(maxsize=256)
+def _decode(text: str) -> tuple[Settings, Cell]:
+    name, values = json.loads(text)
+    kind, cell = _CELLS[name]
+    settings = kind(**values)
+    return settings, cell(settings)
+
+
+def _job(inputs: Sequence[Tensor], t: Tensor, cu_seqlens: Tensor | None, text: str, chunk_size: int) -> driver.Job:
+    B, T, H = inputs[0].shape[:3]
+    if cu_seqlens is None:
+        starts, lengths = [0] * B, [T] * B
+    else:
+        starts, lengths = sequence_bounds(cu_seqlens, T)
+    settings, cell = _decode(text)
+    refresh = None
+    if isinstance(settings, VLASettings) and settings.refreshes and settings.refresh_every is not None:
+        refresh = (settings.refresh_every, settings.refresh)
+    plan = make_plan(starts, lengths, chunk_size, H)
+    return driver.Job(cell, plan, cu_seqlens is not None, t, refresh)
+
+
+def _slots(inputs: Sequence[Tensor], t: Tensor, cu_seqlens: Tensor | None, chunk_size: int, keep: bool) -> int:
+    return slots_needed(t.shape[0], inputs[0].shape[1], chunk_size, cu_seqlens is not None) if keep else 0
+
+
+def _no_autocast(device: torch.device) -> torch.autocast:
+    """Products inside run in the state's precision, whatever autocast would like."""
+    return torch.autocast(device.type, enabled=False)
+
+
+@torch.library.custom_op("varla::chunk", mutates_args=())
+def chunk(
+    inputs: Sequence[Tensor],
+    state: Sequence[Tensor],
+    t: Tensor,
+    cu_seqlens: Tensor | None,
+    settings: str,
+    chunk_size: int,
+    keep: bool,
+) -> list[Tensor]:
+    """[outputs, *final state, *state before every chunk]; the last part is empty unless `keep`."""
+    with _no_autocast(t.device):
+        job = _job(inputs, t, cu_seqlens, settings, chunk_size)
+        o, final, kept = driver.forward(job, inputs, state, _slots(inputs, t, cu_seqlens, chunk_size, keep))
+    return [o, *final, *kept]
+
+
+@chunk.register_fake
+def _(
+    inputs: Sequence[Tensor],
+    state: Sequence[Tensor],
+    t: Tensor,
+    cu_seqlens: Tensor | None,
+    settings: str,
+    chunk_size: int,
+    keep: bool,
+) -> list[Tensor]:
+    slots = _slots(inputs, t, cu_seqlens, chunk_size, keep)
+    return [
+        torch.empty_like(inputs[2], memory_format=torch.contiguous_format),
+        *(torch.empty_like(x) for x in state),
+        *(x.new_empty(slots, *x.shape[1:]) for x in state),
+    ]
+
+
+@torch.library.custom_op("varla::chunk_backward", mutates_args=())
+def chunk_backward(
+    inputs: Sequence[Tensor],
+    kept: Sequence[Tensor],
+    t: Tensor,
+    cu_seqlens: Tensor | None,
+    settings: str,
+    chunk_size: int,
+    do: Tensor,
+    dfinal: Sequence[Tensor],
+) -> list[Tensor]:
+    """[*gradients of the inputs, *gradients of the initial state]."""
+    with _no_autocast(t.device):
+        job = _job(inputs, t, cu_seqlens, settings, chunk_size)
+        dinputs, dstate = driver.backward(job, inputs, kept, do, dfinal)
+    return [*dinputs, *dstate]
+
+
+@chunk_backward.register_fake
+def _(
+    inputs: Sequence[Tensor],
+    kept: Sequence[Tensor],
+    t: Tensor,
+    cu_seqlens: Tensor | None,
+    settings: str,
+    chunk_size: int,
+    do: Tensor,
+    dfinal: Sequence[Tensor],
+) -> list[Tensor]:
+    return [
+        *(torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs),
+        *(torch.empty_like(x) for x in dfinal),
+    ]
+
+
+def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    tensors, state, t, cu_seqlens, settings, chunk_size, keep = inputs
+    kept = output[1 + len(state) :]
+    ctx.counts = (len(tensors), len(state))
+    ctx.arguments = (settings, chunk_size)
+    ctx.save_for_backward(*tensors, *kept, t, cu_seqlens)
+
+
+def _backward(ctx, grads):  # type: ignore[no-untyped-def]
+    n, m = ctx.counts
+    *saved, t, cu_seqlens = ctx.saved_tensors
+    tensors, kept = saved[:n], saved[n:]
+    do, dfinal = grads[0], list(grads[1 : 1 + m])
+    result = chunk_backward(tensors, kept, t, cu_seqlens, *ctx.arguments, do, dfinal)
+    return result[:n], result[n:], None, None, None, None, None
+
+
+chunk.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _refuse_double_backward(ctx, *grads):  # type: ignore[no-untyped-def]
+    raise RuntimeError(
+        "double backward is not supported by backend='chunk': its gradients are written by hand and have no "
+        "gradients of their own. Use backend='reference' (or 'scan'), which differentiate as often as you like."
+    )
+
+
+chunk_backward.register_autograd(_refuse_double_backward)

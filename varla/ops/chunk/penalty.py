@@ -1,0 +1,140 @@
+"""The A part of a chunk: Sherman-Morrison over n tokens as one Cholesky factorisation (docs/math.md, section 3).
+
+With r the refreshes in the chunk before a token and r' those up to and including it,
+
+    W = U A0 + eta r U          row t is the start state's image of u_t
+    L L^T = I + U W^T           read in the lower triangle only: entry (t, s) is u_t . w_s for s <= t
+    Z = L^-1 W                  row t is A_{t-1} u_t / sqrt(delta_t)
+    P = K A0 + eta r' K - tril(K Z^T) Z         row t is A_t k_t
+    A1 = A0 + eta r'_n I - Z^T Z
+
+Shapes: U, K, W, Z, P [M, n, D], A0 [M, D, D], L [M, n, n], where M = G N: chunk 0 of all N heads, then chunk 1, ...
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from varla.ops.chunk.algebra import eye_like, symmetric
+
+
+@dataclass(frozen=True)
+class Beat:
+    """eta times the refreshes before each token, up to and including it [M, n, 1], and in the chunk [M, 1]."""
+
+    before: Tensor
+    until: Tensor
+    total: Tensor
+
+
+class Factor(NamedTuple):
+    """What the factorisation of any number of chunks leaves: W, L, Z as above."""
+
+    W: Tensor
+    L: Tensor
+    Z: Tensor
+
+
+def factor(U: Tensor, A0: Tensor, drift: Tensor | None) -> Factor:
+    """Factorise chunks whose start states are known. `drift` is eta r U, None without refresh."""
+    W = torch.bmm(U, A0) if drift is None else torch.baddbmm(drift, U, A0)
+    gram = torch.baddbmm(eye_like(U, U.shape[1]), U, W.mT)
+    L, info = torch.linalg.cholesky_ex(gram)
+    if info.any():
+        _refuse_indefinite(gram, info)
+    return Factor(W, L, torch.linalg.solve_triangular(L, W, upper=False))
+
+
+def _refuse_indefinite(gram: Tensor, info: Tensor) -> None:
+    """Raise for a factorisation that failed on finite numbers; NaN or inf in a row is left to spread in that row."""
+    finite = torch.isfinite(gram).flatten(1).all(1)
+    if (finite & (info != 0)).any():
+        raise torch.linalg.LinAlgError(
+            "A is not positive definite: I + U A U^T of a chunk has no Cholesky factor. initial_state.A must be "
+            "symmetric positive definite; if it was, its precision was lost on the way, which is a bug."
+        )
+
+
+def drift(U: Tensor, beat: Beat | None) -> Tensor | None:
+    """What the refreshes inside the chunk add to U A0."""
+    return None if beat is None else beat.before * U
+
+
+def scan(U: Tensor, A: Tensor, beat: Beat | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Walk A [N, D, D] through the chunks. Returns (A before each chunk, Z, A after the last)."""
+    shape = (-1, A.shape[0])
+    steps = U.unflatten(0, shape)
+    drifts = None if beat is None else (beat.before * U).unflatten(0, shape)
+    totals = None if beat is None else beat.total.unflatten(0, shape)
+    starts, Zs = [], []
+    for g in range(steps.shape[0]):
+        starts.append(A)
+        Z = factor(steps[g], A, None if drifts is None else drifts[g]).Z
+        Zs.append(Z)
+        A = symmetric(torch.baddbmm(A, Z.mT, Z, alpha=-1))
+        if totals is not None:
+            A.diagonal(dim1=-2, dim2=-1).add_(totals[g])
+    return torch.cat(starts), torch.cat(Zs), A
+
+
+def apply_A(X: Tensor, A0: Tensor, Z: Tensor | None, beat: Beat | None) -> Tensor:
+    """Row t is A_t x_t, for any rows X [M, n, D]. Z is None where A is held fixed."""
+    Y = torch.bmm(X, A0)
+    if Z is None:
+        return Y
+    if beat is not None:
+        Y.addcmul_(X, beat.until)
+    return Y.baddbmm_(torch.bmm(X, Z.mT).tril_(), Z, alpha=-1)
+
+
+def backward(
+    U: Tensor, K: Tensor, A0: Tensor, parts: Factor, dP: Tensor, Lam: Tensor, beat: Beat | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Adjoint of the A part (docs/math.md, section 5). Lam [N, D, D]: symmetric gradient of A after the last chunk.
+
+    Returns (dU, dK, gradient of A before the first chunk).
+    """
+    W, L, Z = parts
+    J = torch.linalg.solve_triangular(L, eye_like(L, L.shape[-1]).expand_as(L), upper=False)
+    Y = torch.bmm(J, U)
+    C_K, C_P = torch.bmm(K, Z.mT).tril_(), torch.bmm(dP, Z.mT).tril_()
+
+    # Lam walks back as Pi^T Lam Pi + sym(Phi(dP)^T Phi(K)), with Pi the product of I - z u^T / delta over the chunk.
+    Pi = torch.baddbmm(eye_like(U, U.shape[-1]), Z.mT, Y, alpha=-1)
+    Phi_P, Phi_K = torch.baddbmm(dP, C_P, Y, alpha=-1), torch.baddbmm(K, C_K, Y, alpha=-1)
+    after, Lam = congruence_scan(Pi, symmetric(torch.bmm(Phi_P.mT, Phi_K)), Lam)
+
+    # Through P and A1 to Z, through Z = L^-1 W and the factorisation to W and U, all chunks at once.
+    dK = apply_A(dP, A0, Z, beat)
+    dZ = torch.bmm(C_K.mT, dP).baddbmm_(C_P.mT, K).baddbmm_(Z, after, alpha=2).neg_()
+    B = torch.bmm(dZ, Z.mT).tril_()
+    B.diagonal(dim1=-2, dim2=-1).mul_(0.5)
+    B = symmetric(torch.bmm(J.mT, torch.bmm(B, J))).mul_(2).tril_()
+    B.diagonal(dim1=-2, dim2=-1).mul_(0.5)  # now minus the gradient of the lower triangle of L L^T
+    dW = torch.bmm(J.mT, dZ).baddbmm_(B.mT, U, alpha=-1)
+    dU = torch.bmm(dW, A0).baddbmm_(B, W, alpha=-1)
+    if beat is not None:
+        dU.addcmul_(dW, beat.before)
+    return dU, dK, Lam
+
+
+def congruence_scan(Pi: Tensor, own: Tensor, Lam: Tensor) -> tuple[Tensor, Tensor]:
+    """Lam <- Pi_g^T Lam Pi_g + own_g from the last chunk to the first. Pi, own [M, D, D], Lam [N, D, D].
+
+    Returns (Lam after each chunk [M, D, D], Lam before the first).
+    """
+    shape = (-1, Lam.shape[0])
+    Pi, own = Pi.unflatten(0, shape), own.unflatten(0, shape)
+    after = []
+    for g in reversed(range(Pi.shape[0])):
+        after.append(Lam)
+        Lam = symmetric(torch.baddbmm(own[g], Pi[g].mT, torch.bmm(Lam, Pi[g])))
+    return torch.cat(after[::-1]), Lam
+
+
+def backward_fixed(K: Tensor, A0: Tensor, dP: Tensor, dA: Tensor) -> tuple[Tensor, Tensor]:
+    """Adjoint of P = K A where A is held fixed: (dK, gradient of A)."""
+    own = torch.bmm(dP.mT, K).unflatten(0, (-1, dA.shape[0])).sum(0)
+    return torch.bmm(dP, A0), dA + symmetric(own)

@@ -1,0 +1,52 @@
+"""Feature map and normalisations, each with the adjoint that the hand-written backwards use.
+
+Every form of every mechanism goes through these few functions, so that a zero vector, or a very negative
+input, means the same thing everywhere.
+"""
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+FeatureMap = Literal["elu1", "identity"]
+FEATURE_MAPS: tuple[str, ...] = get_args(FeatureMap)
+
+
+def feature(x: Tensor, kind: str) -> Tensor:
+    """Apply the feature map phi, elementwise: any shape in, the same shape out.
+
+    "elu1" is ELU(x) + 1, written as exp(x) for x <= 0: computing ELU first and adding 1 afterwards would round
+    every feature below 6e-8 to zero in float32.
+    """
+    if kind == "identity":
+        return x
+    return torch.where(x > 0, x + 1, torch.exp(torch.clamp(x, max=0)))
+
+
+def feature_backward(grad: Tensor, phi: Tensor, kind: str) -> Tensor:
+    """Gradient of the input from that of phi = feature(x). The slope of ELU + 1 is min(phi, 1)."""
+    return grad if kind == "identity" else grad * phi.clamp(max=1)
+
+
+def unit(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Divide the last dimension by its 2-norm; return (x / |x|, 1 / |x|), the second with last dimension 1.
+
+    A zero vector stays zero and gets zero gradient: it has no direction to write or to penalise. So does one so
+    short that the square of its norm underflows (below about 1e-23 in float32).
+    """
+    square = (x * x).sum(-1, keepdim=True)
+    zero = square == 0
+    inverse = torch.where(zero, 0, torch.rsqrt(torch.where(zero, 1, square)))
+    return x * inverse, inverse
+
+
+def unit_backward(grad: Tensor, y: Tensor, inverse: Tensor) -> Tensor:
+    """Gradient of x from that of y, where (y, inverse) = unit(x): the part orthogonal to y, over |x|."""
+    return (grad - y * (y * grad).sum(-1, keepdim=True)) * inverse
+
+
+def safe_reciprocal(x: Tensor) -> Tensor:
+    """1 / x, and 0 (with gradient 0) where x is 0. NaN stays NaN."""
+    zero = x == 0
+    return torch.where(zero, 0, 1 / torch.where(zero, 1, x))

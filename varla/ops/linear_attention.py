@@ -1,0 +1,90 @@
+"""Linear attention (Katharopoulos et al. 2020): S <- S + v phi(k)^T, o = S phi(q) / (z . phi(q))."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varla.ops.call import Mechanism, run, run_step
+from varla.ops.checks import check_inputs
+from varla.ops.features import feature
+from varla.ops.reference import apply, dot, outer
+from varla.ops.settings import LinearAttentionSettings
+from varla.ops.state import LinearAttentionState
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    eps: float = 1e-4,
+    feature_map: str = "elu1",
+    normalizer: bool = True,
+    initial_state: LinearAttentionState | None = None,
+    return_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+    chunk_size: int | None = None,
+) -> Any:
+    """Causal linear attention in the contract of `varla.vla`, whose arguments of the same name mean the same.
+
+    q, k [B, T, H, D], raw; v [B, T, H, Dv]. Backends "reference", "chunk" and "auto".
+    Returns o [B, T, H, Dv] in v's type, or (o, LinearAttentionState) with `return_state`.
+    """
+    (q, k, v), sizes = check_inputs({"q": (q, "B T H D"), "k": (k, "B T H D"), "v": (v, "B T H Dv")})
+    return run(
+        _LINEAR,
+        (q, k, v),
+        sizes,
+        LinearAttentionSettings(eps, feature_map, normalizer),
+        initial_state=initial_state,
+        return_state=return_state,
+        cu_seqlens=cu_seqlens,
+        backend=backend,
+        chunk_size=chunk_size,
+    )
+
+
+def linear_attention_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: LinearAttentionState | None = None,
+    *,
+    eps: float = 1e-4,
+    feature_map: str = "elu1",
+    normalizer: bool = True,
+) -> tuple[Tensor, LinearAttentionState]:
+    """One token: q, k [B, H, D], v [B, H, Dv]. Returns (o [B, H, Dv], state); the state handed in is not changed."""
+    (q, k, v), sizes = check_inputs({"q": (q, "B H D"), "k": (k, "B H D"), "v": (v, "B H Dv")})
+    return run_step(_LINEAR, (q, k, v), sizes, LinearAttentionSettings(eps, feature_map, normalizer), state)
+
+
+def _reference(
+    q: Tensor, k: Tensor, v: Tensor, state: LinearAttentionState, settings: LinearAttentionSettings
+) -> tuple[Tensor, LinearAttentionState]:
+    """The paper's eq. (linear-attn), with S as values by keys."""
+    S, z, t = state.S, state.z, state.t
+    outputs = []
+    for q_t, k_t, v_t in zip(*(x.to(S.dtype).unbind(1) for x in (q, k, v)), strict=True):
+        q_feat, k_feat = feature(q_t, settings.feature_map), feature(k_t, settings.feature_map)
+        S, z, t = S + outer(v_t, k_feat), z + k_feat, t + 1
+        o = apply(S, q_feat)
+        outputs.append(o / dot(z, q_feat).clamp(min=settings.eps) if settings.normalizer else o)
+    return torch.stack(outputs, 1).to(v.dtype), LinearAttentionState(S, z, t)
+
+
+def _initial(
+    sizes: Mapping[str, int], settings: LinearAttentionSettings, dtype: torch.dtype, device: torch.device
+) -> LinearAttentionState:
+    B, H, D, Dv = (sizes[letter] for letter in ("B", "H", "D", "Dv"))
+    return LinearAttentionState(
+        S=torch.zeros(B, H, Dv, D, dtype=dtype, device=device),
+        z=torch.zeros(B, H, D, dtype=dtype, device=device),
+        t=torch.zeros(B, dtype=torch.int64, device=device),
+    )
+
+
+_LINEAR = Mechanism("linear_attention", LinearAttentionState, {"reference": _reference}, _initial)

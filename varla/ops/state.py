@@ -1,0 +1,134 @@
+"""What a mechanism remembers: tensors of constant size, batch first, that can be moved, cut loose and saved."""
+
+import os
+import tempfile
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+_FILE_VERSION = "1"
+
+StateT = TypeVar("StateT", bound="State")
+
+
+@dataclass(eq=False)
+class State:
+    """Base of the states. Subclasses list their tensors in `LAYOUT`, by field name, with their dimensions."""
+
+    LAYOUT: ClassVar[dict[str, str]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Make every state a pytree node, so that torch's own tree functions see the tensors inside."""
+        super().__init_subclass__(**kwargs)
+        pytree.register_pytree_node(
+            cls,
+            lambda state: (list(state.tensors().values()), None),
+            lambda values, _: cls(*values),
+            serialized_type_name=f"varla.{cls.__name__}",
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state's tensors by name, in the order of its fields."""
+        return {name: getattr(self, name) for name in self.LAYOUT}
+
+    def to(self: StateT, device: torch.device | str) -> StateT:
+        """The state on another device. Its precision is the operator's to choose, so there is no dtype here."""
+        return type(self)(*(x.to(device) for x in self.tensors().values()))
+
+    def detach(self: StateT) -> StateT:
+        """The same tensors, cut from the autograd graph (truncated back-propagation through time)."""
+        return type(self)(*(x.detach() for x in self.tensors().values()))
+
+    def clone(self: StateT) -> StateT:
+        """A copy that shares no memory with this state."""
+        return type(self)(*(x.clone() for x in self.tensors().values()))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors together. It does not depend on how many tokens were seen."""
+        return sum(x.numel() * x.element_size() for x in self.tensors().values())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the state to a safetensors file. The file appears whole or not at all."""
+        path = Path(path)
+        tensors = {name: x.detach().cpu().contiguous() for name, x in self.tensors().items()}
+        metadata = {"state": type(self).__name__, "version": _FILE_VERSION}
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name + ".", delete=False) as aside:
+            try:
+                aside.write(safetensors.torch.save(tensors, metadata))
+                aside.flush()
+                os.fsync(aside.fileno())
+                os.replace(aside.name, path)
+            except BaseException:
+                os.unlink(aside.name)
+                raise
+
+    @classmethod
+    def load(cls: type[StateT], path: str | os.PathLike[str], device: torch.device | str = "cpu") -> StateT:
+        """Read a state that `save` wrote. A file of anything else is refused with a ValueError."""
+        try:
+            with safetensors.safe_open(path, framework="pt", device=str(device)) as file:
+                metadata = file.metadata() or {}
+                names = set(file.keys())
+                tensors = {name: file.get_tensor(name) for name in names & set(cls.LAYOUT)}
+        except safetensors.SafetensorError as error:
+            raise ValueError(f"{path} is not a readable safetensors file: {error}") from error
+        if metadata.get("state") != cls.__name__ or names != set(cls.LAYOUT):
+            raise ValueError(
+                f"{path} does not hold a {cls.__name__}: expected the tensors {sorted(cls.LAYOUT)} of a "
+                f"{cls.__name__!r}, found {sorted(names)} of a {metadata.get('state', 'file without a name')!r}"
+            )
+        if metadata.get("version") != _FILE_VERSION:
+            raise ValueError(
+                f"{path} has state version {metadata.get('version')!r}; this varla reads version {_FILE_VERSION!r}"
+            )
+        return cls(*(tensors[field.name] for field in fields(cls)))
+
+
+@dataclass(eq=False)
+class VLAState(State):
+    """Memory of `varla.vla`.
+
+    S [B, H, Dv, D]: the memory matrix, values by keys. A [B, H, D, D]: the inverse penalty matrix, symmetric
+    positive definite. z [B, H, D]: running sum of key features. t [B]: tokens seen, int64. S, A and z are float32
+    (float64 for float64 inputs) whatever the type of the inputs.
+    """
+
+    LAYOUT: ClassVar[dict[str, str]] = {"S": "B H Dv D", "A": "B H D D", "z": "B H D", "t": "B"}
+
+    S: Tensor
+    A: Tensor
+    z: Tensor
+    t: Tensor
+
+
+@dataclass(eq=False)
+class LinearAttentionState(State):
+    """Memory of `varla.linear_attention`: S [B, H, Dv, D], z [B, H, D] and t [B], as in VLAState."""
+
+    LAYOUT: ClassVar[dict[str, str]] = {"S": "B H Dv D", "z": "B H D", "t": "B"}
+
+    S: Tensor
+    z: Tensor
+    t: Tensor
+
+
+@dataclass(eq=False)
+class DeltaRuleState(State):
+    """Memory of `varla.delta_rule`: S [B, H, Dv, D] and t [B], as in VLAState."""
+
+    LAYOUT: ClassVar[dict[str, str]] = {"S": "B H Dv D", "t": "B"}
+
+    S: Tensor
+    t: Tensor
+
+
+def state_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The precision that states are kept in for inputs of the given type: never below float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
