@@ -1,8 +1,8 @@
-"""What all operators share: defaults of state and backend, packing, dispatch. One call of a mechanism goes through `run`."""
+"""What all operators share: defaults of state and backend, packing, dispatch. Every call goes through `run`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from varla.ops.checks import check_cu_seqlens, check_state
 from varla.ops.chunk import chunk, encode
 from varla.ops.packing import sequence_bounds
 from varla.ops.settings import Settings, check_choice, check_count, check_flag
-from varla.ops.state import State, state_dtype
+from varla.ops.state import StateT, state_dtype
 
 # Below this many tokens the loop is quicker than setting a chunk up (python -m benchmarks.cpu).
 SHORT = 8
@@ -21,25 +21,25 @@ Loop = Callable[..., tuple[Tensor, Any]]
 
 
 @dataclass(frozen=True)
-class Mechanism:
+class Mechanism(Generic[StateT]):
     """An operator's parts: its state, the form of each backend but "chunk", and how a state begins.
 
     A loop takes (*inputs [B, T, H, *], state, settings), all in the state's precision, and returns (outputs, state).
     """
 
     name: str
-    state: type[State]
+    state: type[StateT]
     loops: Mapping[str, Loop]
-    initial: Callable[..., State]
+    initial: Callable[..., StateT]
 
 
 def run(
-    mechanism: Mechanism,
+    mechanism: Mechanism[StateT],
     inputs: Sequence[Tensor],
     sizes: Mapping[str, int],
     settings: Settings,
     *,
-    initial_state: State | None,
+    initial_state: StateT | None,
     return_state: bool,
     cu_seqlens: Tensor | None,
     backend: str,
@@ -58,7 +58,7 @@ def run(
 
     if form == "chunk":
         size = chunk_size if chunk_size is not None else default_chunk_size(sizes["D"])
-        o, state = _run_chunk(mechanism, inputs, state, settings, cu_seqlens, size)
+        o, state = _run_chunk(inputs, state, settings, cu_seqlens, size)
     else:
         with torch.autocast(device.type, enabled=False):
             o, state = _run_loop(mechanism.loops[form], inputs, state, settings, cu_seqlens)
@@ -66,12 +66,12 @@ def run(
 
 
 def run_step(
-    mechanism: Mechanism,
+    mechanism: Mechanism[StateT],
     inputs: Sequence[Tensor],
     sizes: Mapping[str, int],
     settings: Settings,
-    state: State | None,
-) -> Any:
+    state: StateT | None,
+) -> tuple[Tensor, StateT]:
     """One token [B, H, *] through the reference loop: (outputs [B, H, Dv], state)."""
     device, dtype = inputs[0].device, inputs[0].dtype
     state = begin(mechanism, "state", state, sizes, settings, device, dtype)
@@ -80,7 +80,7 @@ def run_step(
     return o[:, 0], state
 
 
-def choose(mechanism: Mechanism, backend: str, chunk_size: int | None, T: int) -> str:
+def choose(mechanism: Mechanism[StateT], backend: str, chunk_size: int | None, T: int) -> str:
     """The form to run. Nothing is swapped silently: a form that cannot do what is asked for is an error."""
     allowed = (*mechanism.loops, "chunk")
     check_choice("backend", backend, ("auto", *allowed))
@@ -101,14 +101,14 @@ def default_chunk_size(D: int) -> int:
 
 
 def begin(
-    mechanism: Mechanism,
+    mechanism: Mechanism[StateT],
     name: str,
-    state: State | None,
+    state: StateT | None,
     sizes: Mapping[str, int],
     settings: Settings,
     device: torch.device,
     dtype: torch.dtype,
-) -> State:
+) -> StateT:
     """The state handed in, checked, or a fresh one."""
     if state is None:
         return mechanism.initial(sizes, settings, state_dtype(dtype), device)
@@ -117,39 +117,37 @@ def begin(
 
 
 def _run_chunk(
-    mechanism: Mechanism,
     inputs: Sequence[Tensor],
-    state: State,
+    state: StateT,
     settings: Settings,
     cu_seqlens: Tensor | None,
     chunk_size: int,
-) -> tuple[Tensor, State]:
+) -> tuple[Tensor, StateT]:
     *memory, t = state.tensors().values()
     keep = torch.is_grad_enabled() and any(x.requires_grad for x in (*inputs, *memory))
     outputs = chunk(list(inputs), memory, t, cu_seqlens, encode(settings), chunk_size, keep)
     t = t + (inputs[0].shape[1] if cu_seqlens is None else cu_seqlens.diff().to(t))
-    return outputs[0], mechanism.state(*outputs[1 : 1 + len(memory)], t)
+    return outputs[0], state.of((*outputs[1 : 1 + len(memory)], t))
 
 
 def _run_loop(
-    loop: Loop, inputs: Sequence[Tensor], state: State, settings: Settings, cu_seqlens: Tensor | None
-) -> tuple[Tensor, State]:
+    loop: Loop, inputs: Sequence[Tensor], state: StateT, settings: Settings, cu_seqlens: Tensor | None
+) -> tuple[Tensor, StateT]:
     if cu_seqlens is None:
         return _run_row(loop, inputs, state, settings)
     outputs, states = [], []
     starts, lengths = sequence_bounds(cu_seqlens, inputs[0].shape[1])
     for i, (start, length) in enumerate(zip(starts, lengths, strict=True)):
         part = [x[:, start : start + length] for x in inputs]
-        alone = type(state)(*(x[i : i + 1] for x in state.tensors().values()))
+        alone = state.of(x[i : i + 1] for x in state.tensors().values())
         o, alone = _run_row(loop, part, alone, settings)
         outputs.append(o)
         states.append(alone.tensors().values())
-    return torch.cat(outputs, 1), type(state)(*(torch.cat(parts) for parts in zip(*states, strict=True)))
+    return torch.cat(outputs, 1), state.of(torch.cat(parts) for parts in zip(*states, strict=True))
 
 
-def _run_row(
-    loop: Loop, inputs: Sequence[Tensor], state: State, settings: Settings
-) -> tuple[Tensor, State]:
+def _run_row(loop: Loop, inputs: Sequence[Tensor], state: StateT, settings: Settings) -> tuple[Tensor, StateT]:
     if inputs[0].shape[1] == 0:
         return inputs[2].clone(), state
-    return loop(*inputs, state, settings)
+    o, state = loop(*inputs, state, settings)
+    return o, state

@@ -15,8 +15,8 @@ _FLOAT_NAMES = "float16, bfloat16, float32 or float64"
 def check_inputs(inputs: Mapping[str, tuple[Tensor, str]]) -> tuple[list[Tensor], dict[str, int]]:
     """Check named tensors against their dimensions, e.g. {"q": (q, "B T H D"), ...}.
 
-    Returns the tensors, all of one type, and the size of each dimension. Under autocast, types may differ (a layer mixes
-    what its parts produce) and the widest wins, as for torch's own operators that take several tensors.
+    Returns the tensors, all of one type, and the size of each dimension. Under autocast, types may differ (a layer
+    mixes what its parts produce) and the widest wins, as for torch's own operators that take several tensors.
     """
     for name, (x, _) in inputs.items():
         if not isinstance(x, Tensor):
@@ -74,7 +74,12 @@ def check_cu_seqlens(cu_seqlens: object, B: int, device: torch.device) -> TypeGu
 
 
 def check_state(
-    name: str, state: object, kind: type[State], sizes: Mapping[str, int], device: torch.device, dtype: torch.dtype
+    name: str,
+    state: object,
+    kind: type[State],
+    sizes: Mapping[str, int],
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> None:
     """Check a state handed in by the user against the inputs' sizes, device and (input) dtype."""
     if not isinstance(state, kind):

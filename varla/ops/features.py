@@ -16,12 +16,12 @@ FEATURE_MAPS: tuple[str, ...] = get_args(FeatureMap)
 def feature(x: Tensor, kind: str) -> Tensor:
     """Apply the feature map phi, elementwise: any shape in, the same shape out.
 
-    "elu1" is ELU(x) + 1, written as exp(x) for x <= 0: computing ELU first and adding 1 afterwards would round
-    every feature below 6e-8 to zero in float32.
+    "elu1" is ELU(x) + 1, written so that it is exp(x) itself for x <= 0: computing ELU first and adding 1 afterwards
+    would round every feature below 6e-8 to zero in float32.
     """
     if kind == "identity":
         return x
-    return torch.where(x > 0, x + 1, torch.exp(torch.clamp(x, max=0)))
+    return torch.exp(torch.clamp(x, max=0)) + torch.relu(x)
 
 
 def feature_backward(grad: Tensor, phi: Tensor, kind: str) -> Tensor:

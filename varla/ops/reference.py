@@ -14,9 +14,7 @@ from varla.ops.settings import VLASettings
 from varla.ops.state import VLAState
 
 
-def step(
-    q: Tensor, k: Tensor, v: Tensor, u: Tensor, state: VLAState, settings: VLASettings
-) -> tuple[Tensor, VLAState]:
+def step(q: Tensor, k: Tensor, v: Tensor, u: Tensor, state: VLAState, settings: VLASettings) -> tuple[Tensor, VLAState]:
     """One token. q, k, u [B, H, D], v [B, H, Dv], all in the state's precision; returns (o [B, H, Dv], state)."""
     S, A, z, t = state.S, state.A, state.z, state.t + 1
 
@@ -44,7 +42,9 @@ def penalty_step(A: Tensor, u: Tensor, t: Tensor, settings: VLASettings) -> Tens
     z_sm = apply(A, u)  # lines 10-12: Sherman-Morrison, eq. (sm)
     delta = 1 + dot(u, z_sm)
     A = A - outer(z_sm, z_sm) / delta[..., None]
-    if settings.refreshes:  # lines 13-15: on the beat, before the gain of this same token
+    if (
+        settings.refreshes and settings.refresh_every is not None
+    ):  # lines 13-15: on the beat, before the gain of this same token
         eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
         on_beat = (t % settings.refresh_every == 0).to(A.dtype)
         A = A + settings.refresh * on_beat[:, None, None, None] * eye
@@ -59,8 +59,8 @@ def vla_reference(
     # that every form agrees on.
     state = VLAState(state.S, symmetric(state.A), state.z, state.t)
     outputs = []
-    for tokens in zip(*(x.to(state.S.dtype).unbind(1) for x in (q, k, v, u)), strict=True):
-        o, state = step(*tokens, state, settings)
+    for q_t, k_t, v_t, u_t in zip(*(x.to(state.S.dtype).unbind(1) for x in (q, k, v, u)), strict=True):
+        o, state = step(q_t, k_t, v_t, u_t, state, settings)
         outputs.append(o)
     return torch.stack(outputs, 1).to(v.dtype), state
 

@@ -58,9 +58,7 @@ def prefix(F: Tensor, G: Tensor) -> tuple[Tensor, Tensor]:
     if T == 1:
         return F, G
     odd_F, odd_G = prefix(*combine(F[:, : T - 1 : 2], G[:, : T - 1 : 2], F[:, 1::2], G[:, 1::2]))
-    even_F, even_G = combine(
-        odd_F[:, : (T - 1) // 2], odd_G[:, : (T - 1) // 2], F[:, 2::2], G[:, 2::2]
-    )
+    even_F, even_G = combine(odd_F[:, : (T - 1) // 2], odd_G[:, : (T - 1) // 2], F[:, 2::2], G[:, 2::2])
     return interleave(F[:, :1], odd_F, even_F), interleave(G[:, :1], odd_G, even_G)
 
 

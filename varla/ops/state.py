@@ -2,7 +2,8 @@
 
 import os
 import tempfile
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -29,9 +30,14 @@ class State:
         pytree.register_pytree_node(
             cls,
             lambda state: (list(state.tensors().values()), None),
-            lambda values, _: cls(*values),
+            lambda values, _: cls.of(values),
             serialized_type_name=f"varla.{cls.__name__}",
         )
+
+    @classmethod
+    def of(cls: type[StateT], values: Iterable[Tensor]) -> StateT:
+        """A state from its tensors, in the order of `LAYOUT`."""
+        return cls(*values)
 
     def tensors(self) -> dict[str, Tensor]:
         """The state's tensors by name, in the order of its fields."""
@@ -39,15 +45,15 @@ class State:
 
     def to(self: StateT, device: torch.device | str) -> StateT:
         """The state on another device. Its precision is the operator's to choose, so there is no dtype here."""
-        return type(self)(*(x.to(device) for x in self.tensors().values()))
+        return self.of(x.to(device) for x in self.tensors().values())
 
     def detach(self: StateT) -> StateT:
         """The same tensors, cut from the autograd graph (truncated back-propagation through time)."""
-        return type(self)(*(x.detach() for x in self.tensors().values()))
+        return self.of(x.detach() for x in self.tensors().values())
 
     def clone(self: StateT) -> StateT:
         """A copy that shares no memory with this state."""
-        return type(self)(*(x.clone() for x in self.tensors().values()))
+        return self.of(x.clone() for x in self.tensors().values())
 
     @property
     def nbytes(self) -> int:
@@ -88,7 +94,7 @@ class State:
             raise ValueError(
                 f"{path} has state version {metadata.get('version')!r}; this varla reads version {_FILE_VERSION!r}"
             )
-        return cls(*(tensors[field.name] for field in fields(cls)))
+        return cls.of(tensors[name] for name in cls.LAYOUT)
 
 
 @dataclass(eq=False)

@@ -112,8 +112,8 @@ def vla_step(
 ) -> tuple[Tensor, VLAState]:
     """One token of `vla`, in constant memory. The arguments mean what they mean there.
 
-    q, k, u [B, H, D], v [B, H, Dv]; `state` None begins a sequence. Returns (o [B, H, Dv], state). The state handed in is
-    not changed.
+    q, k, u [B, H, D], v [B, H, Dv]; `state` None begins a sequence. Returns (o [B, H, Dv], state). The state handed
+    in is not changed.
     """
     (q, k, v, u), sizes = check_inputs({"q": (q, "B H D"), "k": (k, "B H D"), "v": (v, "B H Dv"), "u": (u, "B H D")})
     settings = VLASettings(
@@ -143,6 +143,4 @@ def _initial(sizes: Mapping[str, int], settings: VLASettings, dtype: torch.dtype
     )
 
 
-_VLA = Mechanism(
-    "vla", VLAState, {"reference": reference.vla_reference, "scan": scan.vla_scan}, _initial
-)
+_VLA = Mechanism("vla", VLAState, {"reference": reference.vla_reference, "scan": scan.vla_scan}, _initial)

@@ -1,7 +1,8 @@
 """One segment of each mechanism, forward and backward, put together from the A part, the S part and the normaliser.
 
-A cell sees G chunks of N = rows x heads at once. Inputs arrive raw, as [M, n, *] with M = G N, in the state's precision;
-the state as [N, *]. `forward` also returns the state before each chunk [M, *]: all that `backward` recomputes from.
+A cell sees G chunks of N = rows x heads at once. Inputs arrive raw, as [M, n, *] with M = G N, in the state's
+precision; the state as [N, *]. `forward` also returns the state before each chunk [M, *], from which `backward`
+recomputes everything.
 """
 
 from collections.abc import Sequence
@@ -52,11 +53,11 @@ class Keys:
         self.F = feature(k, kind)
         if valid is not None:
             self.F = torch.where(valid, self.F, 0)
-        self.K, self._inverse = unit(self.F) if normalize else (self.F, None)
+        self.K, self._inverse = unit(self.F) if normalize else (self.F, torch.empty(0))
 
     def backward(self, dK: Tensor, dF: Tensor | float) -> Tensor:
         """Gradient of the raw keys."""
-        if self._inverse is not None:
+        if self.normalize:
             dK = unit_backward(dK, self.K, self._inverse)
         return feature_backward(dK + dF, self.F, self.kind)
 
@@ -98,7 +99,7 @@ class VLACell:
         Q, keys = feature(q, s.feature_map), Keys(k, s.feature_map, s.normalize_key, context.valid)
         U, inverse = unit(u)
         U = U * s.penalty_scale
-        parts = penalty.factor(U, A0, penalty.drift(U, context.beat)) if s.update_penalty else None
+        parts = penalty.factor_all(U, A0, context.beat) if s.update_penalty else None
         P = penalty.apply_A(keys.K, A0, parts.Z if parts else None, context.beat)
         gain = Gain(s.gain, P, keys.K)
 
@@ -206,8 +207,6 @@ class DeltaCell:
         q, k, v, beta = inputs
         queries = Keys(q, s.feature_map, s.normalize_query, None)
         keys = Keys(k, s.feature_map, s.normalize_key, context.valid)
-        dQ, dK, dV, da, dS, _ = memory.backward(
-            queries.K * s.scale, keys.K, v, beta * keys.K, starts[0], dO, dstate[0]
-        )
+        dQ, dK, dV, da, dS, _ = memory.backward(queries.K * s.scale, keys.K, v, beta * keys.K, starts[0], dO, dstate[0])
         dbeta = (da * keys.K).sum(-1, keepdim=True)
         return (queries.backward(dQ * s.scale, 0.0), keys.backward(dK + beta * da, 0.0), dV, dbeta), (dS,)

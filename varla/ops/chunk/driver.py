@@ -1,7 +1,7 @@
 """Runs a cell over a plan: forward from the first segment to the last, backward from the last to the first.
 
-States are [rows, H, *] for the user, [N, *] with N = rows x H for a cell. Rows are sorted by falling length, so the rows
-that go on are always the first ones: a row that ends is cut off the end of the carried state.
+States are [rows, H, *] for the user, [N, *] with N = rows x H for a cell. Rows are sorted by falling length, so
+those that go on are always the first ones: a row that ends is cut off the end of the carried state.
 """
 
 from collections.abc import Sequence
@@ -95,9 +95,7 @@ def _flat(x: Tensor) -> Tensor:
     return x.flatten(0, 1)
 
 
-def _retire(
-    job: Job, block: Block, rows: int, carried: list[Tensor], final: Sequence[Tensor]
-) -> list[Tensor]:
+def _retire(job: Job, block: Block, rows: int, carried: list[Tensor], final: Sequence[Tensor]) -> list[Tensor]:
     """Keep the first `rows` rows of the carried state; the others have ended and their state is final."""
     heads = final[0].shape[1]
     ended = job.rows(block.lo + rows, block.lo + carried[0].shape[0] // heads)
@@ -108,9 +106,7 @@ def _retire(
     return [x[: rows * heads] for x in carried]
 
 
-def _enlist(
-    job: Job, block: Block, rows: int, carried: list[Tensor], dfinal: Sequence[Tensor]
-) -> list[Tensor]:
+def _enlist(job: Job, block: Block, rows: int, carried: list[Tensor], dfinal: Sequence[Tensor]) -> list[Tensor]:
     """The reverse of `_retire`: rows that end here join with the gradient of their final state."""
     joining = job.rows(block.lo + carried[0].shape[0] // dfinal[0].shape[1], block.lo + rows)
     if len(joining) == 0:
@@ -122,17 +118,27 @@ def _keep(segment: Segment, starts: Sequence[Tensor], kept: Sequence[Tensor]) ->
     """Write the states before each chunk to their slots, leaving out rows that have already ended."""
     for x, target in zip(starts, kept, strict=True):
         chunks = x.view(segment.chunks, segment.rows, *target.shape[1:])
-        for g, (slot, running) in enumerate(zip(segment.slots, segment.running, strict=True)):
-            target[slot : slot + running] = chunks[g, :running]
+        for here, slots in _runs(segment):
+            target[slots] = chunks[here].flatten(0, 1)
 
 
 def _recall(segment: Segment, kept: Sequence[Tensor]) -> list[Tensor]:
     """The states before each chunk, [M, *]. A row that has ended gets zeros, which its empty chunk maps to zero."""
-    if segment.running[-1] == segment.rows:  # no gaps: the slots are already in this order
+    starts = []
+    for source in kept:
+        x = source.new_zeros(segment.chunks, segment.rows, *source.shape[1:])
+        for here, slots in _runs(segment):
+            x[here] = source[slots].view_as(x[here])
+        starts.append(x.flatten(0, 2))
+    return starts
+
+
+def _runs(segment: Segment) -> list[tuple[tuple[slice, slice], slice]]:
+    """Pairs ((chunks, rows) of the segment, slots) that hold the same states; a single pair where no row ends."""
+    if segment.running[-1] == segment.rows:
         first = segment.slots[0]
-        return [_flat(x[first : first + segment.chunks * segment.rows]) for x in kept]
-    starts = [x.new_zeros(segment.chunks, segment.rows, *x.shape[1:]) for x in kept]
-    for x, source in zip(starts, kept, strict=True):
-        for g, (slot, running) in enumerate(zip(segment.slots, segment.running, strict=True)):
-            x[g, :running] = source[slot : slot + running]
-    return [x.flatten(0, 2) for x in starts]
+        return [((slice(None), slice(None)), slice(first, first + segment.chunks * segment.rows))]
+    return [
+        ((slice(g, g + 1), slice(running)), slice(slot, slot + running))
+        for g, (slot, running) in enumerate(zip(segment.slots, segment.running, strict=True))
+    ]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from varla.ops.chunk.algebra import eye_like
+from varla.ops.chunk.algebra import by_chunk, eye_like, solve_lower, solve_lower_transposed
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Chunks:
 def prepare(K: Tensor, V: Tensor, a: Tensor) -> Chunks:
     """Solve the triangular system of every chunk."""
     T = torch.bmm(K, a.mT).tril_(-1)
-    solved = torch.linalg.solve_triangular(T, torch.cat((V, K), -1), upper=False, unitriangular=True)
-    Tv, Tk = solved.split((V.shape[-1], K.shape[-1]), -1)
+    solved = solve_lower(T, torch.cat((V, K), -1), unit=True)
+    Tv, Tk = solved[..., : V.shape[-1]], solved[..., V.shape[-1] :]
     return Chunks(T, Tv, Tk, torch.baddbmm(eye_like(K, K.shape[-1]), Tk.mT, a, alpha=-1))
 
 
@@ -44,20 +44,18 @@ def forward(Q: Tensor, K: Tensor, V: Tensor, a: Tensor, S: Tensor) -> tuple[Tens
     return read, S0, S
 
 
-def affine_scan(
-    factor: Tensor | None, add: Tensor, S: Tensor, reverse: bool = False
-) -> tuple[Tensor, Tensor]:
+def affine_scan(factor: Tensor | None, add: Tensor, S: Tensor, reverse: bool = False) -> tuple[Tensor, Tensor]:
     """S <- S factor_g + add_g over the chunks, or from the last to the first. factor None: the identity.
 
-    factor [M, D, D], add [M, Dv, D], S [N, Dv, D]. Returns (S that each chunk was entered with [M, Dv, D], S at the end).
+    factor [M, D, D], add [M, Dv, D], S [N, Dv, D]. Returns (S that each chunk was entered with, S at the end).
     """
-    steps = add.unflatten(0, (-1, S.shape[0]))
-    factors = None if factor is None else factor.unflatten(0, (-1, S.shape[0]))
-    order = range(steps.shape[0])
+    steps = by_chunk(add, S.shape[0]).unbind()
+    factors = [None] * len(steps) if factor is None else by_chunk(factor, S.shape[0]).unbind()
     entered = []
-    for g in reversed(order) if reverse else order:
+    for g in reversed(range(len(steps))) if reverse else range(len(steps)):
         entered.append(S)
-        S = steps[g] + S if factors is None else torch.baddbmm(steps[g], S, factors[g])
+        step, by = steps[g], factors[g]
+        S = step + S if by is None else torch.baddbmm(step, S, by)
     return torch.cat(entered[::-1] if reverse else entered), S
 
 
@@ -78,7 +76,7 @@ def backward(
     after, dS = affine_scan(chunks.F.mT, own, dS, reverse=True)
 
     dE = direct.baddbmm_(a, after.mT)
-    dV = torch.linalg.solve_triangular(chunks.T.mT, dE, upper=True, unitriangular=True)
+    dV = solve_lower_transposed(chunks.T, dE, unit=True)
     X = torch.bmm(dread, E.mT).tril_()
     Y = torch.bmm(dV, E.mT).tril_(-1)
     dQ = torch.bmm(dread, S0).baddbmm_(X, a)

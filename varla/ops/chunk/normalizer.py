@@ -6,10 +6,12 @@ Shapes: Q, F [M, n, D], reads and outputs [M, n, Dv], z0 [M, D] the sum before e
 import torch
 from torch import Tensor
 
+from varla.ops.chunk.algebra import by_chunk
+
 
 def scan(F: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     """(z before each chunk [M, D], z after the last [N, D]) from z [N, D] before the first."""
-    total = torch.cat((z[None], F.sum(1).unflatten(0, (-1, z.shape[0])))).cumsum(0)
+    total = torch.cat((z[None], by_chunk(F.sum(1), z.shape[0]))).cumsum(0)
     return total[:-1].flatten(0, 1), total[-1]
 
 
@@ -33,12 +35,11 @@ class Normalizer:
 
         Returns (dQ, dF, gradient of z before the first chunk).
         """
-        groups = (-1, dz.shape[0])
         if not self.on:
             return 0.0, dz.repeat(self.Q.shape[0] // dz.shape[0], 1)[:, None], dz
-        dD = torch.where(self.D >= self.eps, -(dread * read).sum(-1, keepdim=True) * self.inverse, 0)
+        dD = torch.where(self.eps <= self.D, -(dread * read).sum(-1, keepdim=True) * self.inverse, 0)
         sent = dD * self.Q  # what each token sends into the sum it read
-        later = torch.cat((sent.sum(1).unflatten(0, groups), dz[None]))  # of each chunk, and of all that follow
+        later = torch.cat((by_chunk(sent.sum(1), dz.shape[0]), dz[None]))  # of each chunk, and of all that follow
         later = later.flip(0).cumsum(0).flip(0)
         dF = sent.flip(1).cumsum(1).flip(1).add_(later[1:].flatten(0, 1)[:, None])
         return dD * self.z, dF, later[0]

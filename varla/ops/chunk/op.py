@@ -131,7 +131,7 @@ def _(
 
 
 def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    tensors, state, t, cu_seqlens, settings, chunk_size, keep = inputs
+    tensors, state, t, cu_seqlens, settings, chunk_size, _ = inputs
     kept = output[1 + len(state) :]
     ctx.counts = (len(tensors), len(state))
     ctx.arguments = (settings, chunk_size)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from varla.ops.chunk.algebra import eye_like, symmetric
+from varla.ops.chunk.algebra import by_chunk, eye_like, solve_lower, symmetric
 
 
 @dataclass(frozen=True)
@@ -37,45 +37,46 @@ class Factor(NamedTuple):
     Z: Tensor
 
 
-def factor(U: Tensor, A0: Tensor, drift: Tensor | None) -> Factor:
-    """Factorise chunks whose start states are known. `drift` is eta r U, None without refresh."""
+def factor(U: Tensor, A0: Tensor, drift: Tensor | None, eye: Tensor) -> Factor:
+    """Factorise chunks whose start states are known. `drift` is eta r U, None without refresh; `eye` is n x n."""
     W = torch.bmm(U, A0) if drift is None else torch.baddbmm(drift, U, A0)
-    gram = torch.baddbmm(eye_like(U, U.shape[1]), U, W.mT)
+    gram = torch.baddbmm(eye, U, W.mT)
     L, info = torch.linalg.cholesky_ex(gram)
     if info.any():
         _refuse_indefinite(gram, info)
-    return Factor(W, L, torch.linalg.solve_triangular(L, W, upper=False))
+    return Factor(W, L, solve_lower(L, W))
+
+
+def factor_all(U: Tensor, A0: Tensor, beat: Beat | None) -> Factor:
+    """Factorise a segment's chunks at once, from the state before each of them."""
+    return factor(U, A0, None if beat is None else beat.before * U, eye_like(U, U.shape[1]))
 
 
 def _refuse_indefinite(gram: Tensor, info: Tensor) -> None:
     """Raise for a factorisation that failed on finite numbers; NaN or inf in a row is left to spread in that row."""
     finite = torch.isfinite(gram).flatten(1).all(1)
     if (finite & (info != 0)).any():
-        raise torch.linalg.LinAlgError(
+        raise torch.linalg.LinAlgError(  # type: ignore[attr-defined]
             "A is not positive definite: I + U A U^T of a chunk has no Cholesky factor. initial_state.A must be "
             "symmetric positive definite; if it was, its precision was lost on the way, which is a bug."
         )
 
 
-def drift(U: Tensor, beat: Beat | None) -> Tensor | None:
-    """What the refreshes inside the chunk add to U A0."""
-    return None if beat is None else beat.before * U
-
-
 def scan(U: Tensor, A: Tensor, beat: Beat | None) -> tuple[Tensor, Tensor, Tensor]:
     """Walk A [N, D, D] through the chunks. Returns (A before each chunk, Z, A after the last)."""
-    shape = (-1, A.shape[0])
-    steps = U.unflatten(0, shape)
-    drifts = None if beat is None else (beat.before * U).unflatten(0, shape)
-    totals = None if beat is None else beat.total.unflatten(0, shape)
+    eye = eye_like(U, U.shape[1])
+    N = A.shape[0]
+    steps = by_chunk(U, N).unbind()
+    drifts = [None] * len(steps) if beat is None else by_chunk(beat.before * U, N).unbind()
+    totals = [None] * len(steps) if beat is None else by_chunk(beat.total, N).unbind()
     starts, Zs = [], []
-    for g in range(steps.shape[0]):
+    for step, drift, total in zip(steps, drifts, totals, strict=True):
         starts.append(A)
-        Z = factor(steps[g], A, None if drifts is None else drifts[g]).Z
+        Z = factor(step, A, drift, eye).Z
         Zs.append(Z)
         A = symmetric(torch.baddbmm(A, Z.mT, Z, alpha=-1))
-        if totals is not None:
-            A.diagonal(dim1=-2, dim2=-1).add_(totals[g])
+        if total is not None:
+            A.diagonal(dim1=-2, dim2=-1).add_(total)
     return torch.cat(starts), torch.cat(Zs), A
 
 
@@ -97,7 +98,7 @@ def backward(
     Returns (dU, dK, gradient of A before the first chunk).
     """
     W, L, Z = parts
-    J = torch.linalg.solve_triangular(L, eye_like(L, L.shape[-1]).expand_as(L), upper=False)
+    J = solve_lower(L, eye_like(L, L.shape[-1]).expand_as(L))
     Y = torch.bmm(J, U)
     C_K, C_P = torch.bmm(K, Z.mT).tril_(), torch.bmm(dP, Z.mT).tril_()
 
@@ -125,16 +126,15 @@ def congruence_scan(Pi: Tensor, own: Tensor, Lam: Tensor) -> tuple[Tensor, Tenso
 
     Returns (Lam after each chunk [M, D, D], Lam before the first).
     """
-    shape = (-1, Lam.shape[0])
-    Pi, own = Pi.unflatten(0, shape), own.unflatten(0, shape)
+    N = Lam.shape[0]
     after = []
-    for g in reversed(range(Pi.shape[0])):
+    for Pi_g, own_g in zip(*(reversed(by_chunk(x, N).unbind()) for x in (Pi, own)), strict=True):
         after.append(Lam)
-        Lam = symmetric(torch.baddbmm(own[g], Pi[g].mT, torch.bmm(Lam, Pi[g])))
+        Lam = symmetric(torch.baddbmm(own_g, Pi_g.mT, torch.bmm(Lam, Pi_g)))
     return torch.cat(after[::-1]), Lam
 
 
 def backward_fixed(K: Tensor, A0: Tensor, dP: Tensor, dA: Tensor) -> tuple[Tensor, Tensor]:
     """Adjoint of P = K A where A is held fixed: (dK, gradient of A)."""
-    own = torch.bmm(dP.mT, K).unflatten(0, (-1, dA.shape[0])).sum(0)
+    own = by_chunk(torch.bmm(dP.mT, K), dA.shape[0]).sum(0)
     return torch.bmm(dP, A0), dA + symmetric(own)

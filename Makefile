@@ -1,0 +1,42 @@
+# Two commands set everything up by themselves: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help demo test lint types pytest bench clean
+
+help:
+	@echo "make demo    store and recall associations with three linear memories, on the CPU"
+	@echo "make test    ruff, mypy and pytest, as CI runs them"
+	@echo "make bench   speed and memory of the CPU forms; writes benchmarks/results/cpu.json"
+	@echo "make clean   remove the virtual environment and all caches"
+
+# torch first and by its exact version: nothing after it may choose another build.
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
+	touch $@
+
+demo: $(READY)
+	$(BIN)/python examples/recall.py
+
+test: lint types pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+pytest: $(READY)
+	$(BIN)/pytest -n 2
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks.cpu
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
