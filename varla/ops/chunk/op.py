@@ -3,10 +3,11 @@
 An operator's schema has no dataclasses, so the mechanism and its scalars travel as one string (`encode`).
 """
 
-import json
+import ast
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,23 +18,25 @@ from varla.ops.chunk.plan import make_plan, slots_needed
 from varla.ops.packing import sequence_bounds
 from varla.ops.settings import DeltaRuleSettings, LinearAttentionSettings, Settings, VLASettings
 
-_CELLS: dict[str, tuple[Callable[..., Settings], Callable[..., Cell]]] = {
+_CELLS: dict[str, tuple[type[Any], Callable[[Any], Cell]]] = {
     "VLASettings": (VLASettings, VLACell),
     "LinearAttentionSettings": (LinearAttentionSettings, LinearCell),
     "DeltaRuleSettings": (DeltaRuleSettings, DeltaCell),
 }
+_FIELDS = {name: tuple(field.name for field in fields(kind)) for name, (kind, _) in _CELLS.items()}
 
 
 def encode(settings: Settings) -> str:
-    """Settings as a string, floats exactly."""
-    return json.dumps([type(settings).__name__, asdict(settings)])
+    """Settings as a string that `_decode` reads back exactly, built so that torch.compile can trace it."""
+    name = type(settings).__name__
+    return " ".join([name, *(f"{getattr(settings, field)!r}" for field in _FIELDS[name])])
 
 
 @lru_cache(maxsize=256)
 def _decode(text: str) -> tuple[Settings, Cell]:
-    name, values = json.loads(text)
+    name, *values = text.split()
     kind, cell = _CELLS[name]
-    settings = kind(**values)
+    settings = kind(*map(ast.literal_eval, values))
     return settings, cell(settings)
 
 

@@ -1,0 +1,105 @@
+"""What float32 (and less) costs: long sequences, hard keys, two hundred thousand tokens."""
+
+import pytest
+import torch
+
+import varla
+from tests.ops.cases import error, randn
+
+KEYS = ("random", "repeated", "nearly parallel")
+
+
+def hard_inputs(T, D):
+    """q, k, v, u [3, T, 2, D] float32; each batch row has keys and penalty directions of its own kind."""
+    H = 2
+    q, k, v, u = (randn(3, T, H, D, seed=i) for i in range(4))
+    choice = torch.randint(8, (T, H), generator=torch.Generator().manual_seed(5))
+    for x, seed in ((k, 10), (u, 20)):
+        x[1] = randn(8, D, seed=seed)[choice]
+        x[2] = randn(D, seed=seed + 1) + 1e-3 * x[2]
+    return [x.float() for x in (q, k, v, u)]
+
+
+def root_mean_square_error(got, wanted):
+    return float((got.double() - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("D", [32, 64])
+def test_float32_chunk_against_the_float64_reference_at_8192_tokens(D):
+    inputs = hard_inputs(8192, D)
+    do = randn(3, 8192, 2, D, seed=9)
+    results = {}
+    for dtype, backend in ((torch.float64, "reference"), (torch.float32, "chunk")):
+        leaves = [x.to(dtype).requires_grad_() for x in inputs]
+        o = varla.vla(*leaves, backend=backend)
+        results[backend] = [o.detach(), *torch.autograd.grad(o, leaves, do.to(dtype))]
+    for name, got, wanted in zip(("o", "dq", "dk", "dv", "du"), results["chunk"], results["reference"], strict=True):
+        bound = 1e-5 if name == "o" else 5e-5
+        for row, kind in enumerate(KEYS):
+            assert error(got[row], wanted[row]) <= bound, (name, kind)
+            assert root_mean_square_error(got[row], wanted[row]) <= bound, (name, kind)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("backend", ["reference", "scan", "chunk"])
+def test_low_precision_inputs_keep_float32_states(dtype, backend):
+    """The only loss is the rounding of the inputs, which the reference is given too, and of the output."""
+    inputs = [x.to(dtype) for x in hard_inputs(300, 16)]
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    o, state = varla.vla(*leaves, return_state=True, backend=backend)
+    grads = torch.autograd.grad(o.float().square().sum(), leaves)
+    wanted, exact = varla.vla(*(x.double() for x in inputs), return_state=True, backend="reference")
+    assert o.dtype == dtype
+    assert all(grad.dtype == dtype and grad.isfinite().all() for grad in grads)
+    assert [x.dtype for x in state.tensors().values()] == [torch.float32] * 3 + [torch.int64]
+    assert error(o, wanted) <= torch.finfo(dtype).eps
+    for name in ("S", "A", "z"):
+        assert error(getattr(state, name), getattr(exact, name)) <= 1e-5
+
+
+def long_inputs():
+    return [randn(1, 200_000, 1, 16, seed=i, dtype=torch.float32) for i in range(4)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{}, {"refresh_every": None, "penalty_scale": 1.0}], ids=["paper", "no refresh"])
+def test_two_hundred_thousand_tokens_in_pieces_do_not_drift(options):
+    """Float32 in uneven pieces against float64 in one go; A stays positive definite."""
+    inputs = long_inputs()
+    state, outputs, cut = None, [], 0
+    for length in [1, 63, 20, 4097] * 48:
+        o, state = varla.vla(
+            *(x[:, cut : cut + length] for x in inputs), initial_state=state, return_state=True, **options
+        )
+        outputs.append(o)
+        cut += length
+        check_positive_definite(state.A)
+    assert cut >= 200_000
+    check_close(torch.cat(outputs, 1), state, inputs, options)
+
+
+@torch.no_grad()
+def test_two_hundred_thousand_steps_do_not_drift():
+    inputs = long_inputs()
+    state, outputs = None, []
+    for t, token in enumerate(zip(*(x.unbind(1) for x in inputs), strict=True)):
+        o, state = varla.vla_step(*token, state)
+        outputs.append(o)
+        if t % 1000 == 999:
+            check_positive_definite(state.A)
+    check_close(torch.stack(outputs, 1), state, inputs, {})
+
+
+def check_positive_definite(A):
+    assert torch.equal(A, A.mT)
+    assert torch.linalg.eigvalsh(A.double()).min() > 0
+
+
+def check_close(o, state, inputs, options):
+    wanted, exact = varla.vla(*(x.double() for x in inputs), return_state=True, backend="chunk", **options)
+    # Outputs shrink like 1 / t: compare each stretch of tokens with its own magnitude.
+    for got, want in zip(o.split(10_000, 1), wanted.split(10_000, 1), strict=True):
+        assert error(got, want) <= 1e-4
+    for name in ("S", "A", "z"):
+        assert error(getattr(state, name), getattr(exact, name)) <= 1e-4, name
+    assert torch.equal(state.t, exact.t)
