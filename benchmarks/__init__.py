@@ -1,0 +1,1 @@
+"""Measurements: one module a command, results as JSON under results/."""

@@ -20,8 +20,8 @@ RESULTS = Path(__file__).parent / "results"
 def medians(functions: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Median seconds of each function, called in turn `rounds` times after one warm-up.
 
-    Calls are interleaved, so that a machine that speeds up or slows down does so for all of them alike: only ratios within
-    one call of this function mean anything on a shared machine.
+    Calls are interleaved, so that a machine that speeds up or slows down does so for all of them alike: only ratios
+    within one call of this function mean anything on a shared machine.
     """
     for function in functions.values():
         function()

@@ -1,4 +1,4 @@
-"""What the tests of the operators share: seeded inputs, one call with all its gradients, and how results are compared."""
+"""What the operators' tests share: seeded inputs, one call with all its gradients, how results are compared."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -91,7 +91,7 @@ def test_linear_attention_is_the_causal_kernel_average():
 
 
 def test_the_delta_rule_with_full_strength_recalls_the_newest_pair():
-    _, (q, k, v, beta), _ = delta_case(30)
+    _, (_, k, v, beta), _ = delta_case(30)
     o = varla.delta_rule(k, k, v, torch.ones_like(beta), scale=1.0, backend="chunk")
     assert_same({"o": o}, {"o": v})
 

@@ -15,7 +15,7 @@ from varla.ops.settings import Settings, check_choice, check_count, check_flag
 from varla.ops.state import StateT, state_dtype
 
 # Below this many tokens the loop is quicker than setting a chunk up (python -m benchmarks.cpu).
-SHORT = 8
+SHORT = 4
 
 Loop = Callable[..., tuple[Tensor, Any]]
 

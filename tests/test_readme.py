@@ -1,0 +1,34 @@
+"""The README's numbers are the committed measurements, and its example runs."""
+
+import json
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_numbers_are_those_of_the_committed_benchmark():
+    results = json.loads((ROOT / "benchmarks" / "results" / "cpu.json").read_text())
+    chunk = results["loop"]["speed-up over the reference"]["chunk"]
+    long = next(row for row in results["scaling"] if row["T"] == 16384)
+    peak = next(row for row in results["memory"] if (row["T"], row["D"]) == (4096, 32))
+    rows = README.split("checked by tests/test_readme.py -->")[1].split("\n\n")[0]
+    cells = re.findall(r"\| ([\d.]+)x?[^|]*\|$", rows, flags=re.MULTILINE)
+    assert cells == [
+        f"{chunk['forward']:.0f}",
+        f"{chunk['forward+backward']:.0f}",
+        f"{results['loop']['chunk forward over softmax forward']:.2f}",
+        f"{long['forward over softmax']:.2f}",
+        f"{peak['(peak - states) / inputs']:.1f}",
+    ]
+
+
+def test_the_example_runs(tmp_path, monkeypatch):
+    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(compile(code, "README.md", "exec"), names)
+    assert names["q"].grad is not None
+    assert (tmp_path / "memory.safetensors").stat().st_size > 0
+    assert names["state"].t.tolist() == [2001, 2001]
