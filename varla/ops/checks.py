@@ -1,11 +1,12 @@
 """Checks of what users pass in. Each raises a ValueError or TypeError that says what is wrong and what is allowed."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
+from varla.ops.shapes import check_shapes, dtype_name, dtype_of, shape_of
 from varla.ops.state import State, state_dtype
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -22,12 +23,12 @@ def check_inputs(inputs: Mapping[str, tuple[Tensor, str]]) -> tuple[list[Tensor]
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
         if x.dtype not in FLOATS:
-            raise TypeError(f"{name} must be {_FLOAT_NAMES}, got {_dtype(x)}")
+            raise TypeError(f"{name} must be {_FLOAT_NAMES}, got {dtype_of(x)}")
     sizes = check_shapes(inputs)
     for letter, size in sizes.items():
         if letter not in "BT" and size < 1:
             owner = next(name for name, (_, dims) in inputs.items() if letter in dims.split())
-            raise ValueError(f"{owner} must have {letter} >= 1, got {_shape(inputs[owner][0])}")
+            raise ValueError(f"{owner} must have {letter} >= 1, got {shape_of(inputs[owner][0])}")
     tensors = [x for x, _ in inputs.values()]
     first, *others = inputs
     for name in others:
@@ -35,27 +36,8 @@ def check_inputs(inputs: Mapping[str, tuple[Tensor, str]]) -> tuple[list[Tensor]
         if x.device != tensors[0].device:
             raise ValueError(f"{name} must be on the same device as {first} ({tensors[0].device}), got {x.device}")
         if x.dtype != tensors[0].dtype and not torch.is_autocast_enabled(x.device.type):
-            raise TypeError(f"{name} must have the same dtype as {first} ({_dtype(tensors[0])}), got {_dtype(x)}")
+            raise TypeError(f"{name} must have the same dtype as {first} ({dtype_of(tensors[0])}), got {dtype_of(x)}")
     return _promoted(tensors), sizes
-
-
-def check_shapes(inputs: Mapping[str, tuple[Tensor, str]]) -> dict[str, int]:
-    """The size of each dimension letter; raises where two tensors disagree on one."""
-    sizes: dict[str, int] = {}
-    owner: dict[str, str] = {}
-    for name, (x, dims) in inputs.items():
-        letters = dims.split()
-        if x.dim() != len(letters):
-            raise ValueError(f"{name} must have {len(letters)} dimensions [{', '.join(letters)}], got {_shape(x)}")
-        for letter, size in zip(letters, x.shape, strict=True):
-            if letter not in sizes:
-                sizes[letter], owner[letter] = size, name
-            elif sizes[letter] != size:
-                raise ValueError(
-                    f"{name} must have shape [{', '.join(letters)}] with {letter} = {sizes[letter]} as in "
-                    f"{owner[letter]}, got {_shape(x)}"
-                )
-    return sizes
 
 
 def check_cu_seqlens(cu_seqlens: object, B: int, device: torch.device) -> TypeGuard[Tensor]:
@@ -63,9 +45,9 @@ def check_cu_seqlens(cu_seqlens: object, B: int, device: torch.device) -> TypeGu
     if not isinstance(cu_seqlens, Tensor):
         raise TypeError(f"cu_seqlens must be an integer tensor, got {type(cu_seqlens).__name__}")
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"cu_seqlens must be int32 or int64, got {_dtype(cu_seqlens)}")
+        raise TypeError(f"cu_seqlens must be int32 or int64, got {dtype_of(cu_seqlens)}")
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
-        raise ValueError(f"cu_seqlens must have shape [N + 1] for N >= 1 sequences, got {_shape(cu_seqlens)}")
+        raise ValueError(f"cu_seqlens must have shape [N + 1] for N >= 1 sequences, got {shape_of(cu_seqlens)}")
     if cu_seqlens.device not in (device, torch.device("cpu")):
         raise ValueError(f"cu_seqlens must be on {device} or on the CPU, got {cu_seqlens.device}")
     if B != 1:
@@ -92,12 +74,12 @@ def check_state(
         if not isinstance(x, Tensor):
             raise TypeError(f"{label} must be a tensor, got {type(x).__name__}")
         if list(x.shape) != shape:
-            raise ValueError(f"{label} must have shape [{', '.join(letters)}] = {shape}, got {_shape(x)}")
+            raise ValueError(f"{label} must have shape [{', '.join(letters)}] = {shape}, got {shape_of(x)}")
         if x.device != device:
             raise ValueError(f"{label} must be on the inputs' device {device}, got {x.device}")
         if x.dtype != (torch.int64 if field == "t" else wanted):
-            expected = "int64" if field == "t" else f"{_name(wanted)} for {_name(dtype)} inputs"
-            raise TypeError(f"{label} must be {expected}, got {_dtype(x)}")
+            expected = "int64" if field == "t" else f"{dtype_name(wanted)} for {dtype_name(dtype)} inputs"
+            raise TypeError(f"{label} must be {expected}, got {dtype_of(x)}")
 
 
 def _promoted(tensors: list[Tensor]) -> list[Tensor]:
@@ -105,15 +87,3 @@ def _promoted(tensors: list[Tensor]) -> list[Tensor]:
     for x in tensors[1:]:
         dtype = torch.promote_types(dtype, x.dtype)
     return [x.to(dtype) for x in tensors]
-
-
-def _shape(x: Tensor) -> Iterable[int]:
-    return list(x.shape)
-
-
-def _dtype(x: Tensor) -> str:
-    return _name(x.dtype)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from varla.ops.shapes import check_shapes, dtype_name, dtype_of
+
 _FILE_VERSION = "1"
 
 StateT = TypeVar("StateT", bound="State")
@@ -94,6 +96,10 @@ class State:
             raise ValueError(
                 f"{path} has state version {metadata.get('version')!r}; this varla reads version {_FILE_VERSION!r}"
             )
+        try:
+            _check_state_tensors({name: (tensors[name], cls.LAYOUT[name]) for name in cls.LAYOUT})
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path} does not hold a usable {cls.__name__}: {error}") from error
         return cls.of(tensors[name] for name in cls.LAYOUT)
 
 
@@ -133,6 +139,19 @@ class DeltaRuleState(State):
 
     S: Tensor
     t: Tensor
+
+
+def _check_state_tensors(tensors: dict[str, tuple[Tensor, str]]) -> None:
+    """Raise unless shapes fit together, t is int64 and all else is float32 or all else float64."""
+    check_shapes(tensors)
+    first = next(iter(tensors))
+    precision = tensors[first][0].dtype
+    if precision not in (torch.float32, torch.float64):
+        raise TypeError(f"{first} must be float32 or float64, got {dtype_of(tensors[first][0])}")
+    for name, (x, _) in tensors.items():
+        wanted = torch.int64 if name == "t" else precision
+        if x.dtype != wanted:
+            raise TypeError(f"{name} must be {dtype_name(wanted)}, got {dtype_of(x)}")
 
 
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
