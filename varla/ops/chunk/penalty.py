@@ -57,8 +57,9 @@ def _refuse_indefinite(gram: Tensor, info: Tensor) -> None:
     finite = torch.isfinite(gram).flatten(1).all(1)
     if (finite & (info != 0)).any():
         raise torch.linalg.LinAlgError(  # type: ignore[attr-defined]
-            "A is not positive definite: I + U A U^T of a chunk has no Cholesky factor. initial_state.A must be "
-            "symmetric positive definite; if it was, its precision was lost on the way, which is a bug."
+            "A is not positive definite: I + U A U^T of a chunk has no Cholesky factor. Either initial_state.A was not "
+            "symmetric positive definite, or A has become too ill-conditioned for its precision (in float32, beyond about "
+            "1e7): keep the refresh on, raise lambda0, or use float64 inputs."
         )
 
 
