@@ -58,8 +58,8 @@ def _refuse_indefinite(gram: Tensor, info: Tensor) -> None:
     if (finite & (info != 0)).any():
         raise torch.linalg.LinAlgError(  # type: ignore[attr-defined]
             "A is not positive definite: I + U A U^T of a chunk has no Cholesky factor. Either initial_state.A was not "
-            "symmetric positive definite, or A has become too ill-conditioned for its precision (in float32, beyond about "
-            "1e7): keep the refresh on, raise lambda0, or use float64 inputs."
+            "symmetric positive definite, or A has become too ill-conditioned for its precision (in float32, beyond "
+            "about 1e7): keep the refresh on, raise lambda0, or use float64 inputs."
         )
 
 
