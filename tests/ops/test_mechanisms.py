@@ -25,6 +25,14 @@ def delta_case(T, rows=B, batch=B):
     return varla.delta_rule, inputs, varla.DeltaRuleState(randn(rows, H, DV, D, seed=7), torch.arange(rows))
 
 
+def decayed_case(T, rows=B, batch=B):
+    inputs = [randn(batch, T, H, d, seed=i) for i, d in enumerate((D, D, DV))]
+    gate = 3 * randn(batch, T, H, seed=5)
+    gate[:, ::9] -= 40  # now and then the gate closes altogether
+    inputs.append(torch.nn.functional.logsigmoid(gate))
+    return varla.decayed_delta_rule, inputs, varla.DeltaRuleState(randn(rows, H, DV, D, seed=7), torch.arange(rows))
+
+
 LINEAR = [{}, {"normalizer": False}, {"eps": 2.0}]
 DELTA = [{}, {"normalize_query": False}, {"normalize_key": False, "scale": 1.0}, {"scale": 0.3}]
 CASES = [(linear_case, options) for options in LINEAR] + [(delta_case, options) for options in DELTA]
@@ -44,8 +52,20 @@ def test_chunk_equals_the_reference(T, case, options, features):
         assert_same(got, wanted, tolerance=1e-12)
 
 
+@pytest.mark.parametrize("T", LENGTHS)
+def test_decayed_chunk_equals_the_reference(T):
+    operator, inputs, state = decayed_case(T)
+    for options in ({}, {"normalize_key": False}):
+        inputs[1] = inputs[1] / 4 if options else inputs[1]
+        wanted = with_gradients(operator, inputs, state, backend="reference", **options)
+        for chunk_size in (None, 1, 7, 20, 64):
+            assert_same(
+                with_gradients(operator, inputs, state, backend="chunk", chunk_size=chunk_size, **options), wanted
+            )
+
+
 @pytest.mark.parametrize("budget", [1, 40, 4096])
-@pytest.mark.parametrize("case", [linear_case, delta_case])
+@pytest.mark.parametrize("case", [linear_case, delta_case, decayed_case])
 def test_packed_equals_the_reference(monkeypatch, case, budget):
     monkeypatch.setattr(plan, "SEGMENT_TOKENS", budget)
     lengths = [20, 0, 41, 1, 67, 3]
@@ -62,7 +82,12 @@ def test_packed_equals_the_reference(monkeypatch, case, budget):
 
 
 @pytest.mark.parametrize(
-    ("case", "step"), [(linear_case, varla.linear_attention_step), (delta_case, varla.delta_rule_step)]
+    ("case", "step"),
+    [
+        (linear_case, varla.linear_attention_step),
+        (delta_case, varla.delta_rule_step),
+        (decayed_case, varla.decayed_delta_rule_step),
+    ],
 )
 def test_steps_equal_the_whole(case, step):
     operator, inputs, state = case(33)
@@ -74,7 +99,7 @@ def test_steps_equal_the_whole(case, step):
     assert_same({"o": torch.stack(outputs, 1), **state.tensors()}, {"o": wanted, **final.tensors()})
 
 
-@pytest.mark.parametrize("case", [linear_case, delta_case])
+@pytest.mark.parametrize("case", [linear_case, delta_case, decayed_case])
 def test_gradcheck(case):
     operator, inputs, _ = case(9)
     leaves = [x[:1, :, :1].clone().requires_grad_() for x in inputs]

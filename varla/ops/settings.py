@@ -109,4 +109,15 @@ class DeltaRuleSettings:
         check_number("scale", self.scale, above=0)
 
 
-Settings = VLASettings | LinearAttentionSettings | DeltaRuleSettings
+@dataclass(frozen=True)
+class DecayedDeltaRuleSettings:
+    """Scalars of `varla.decayed_delta_rule`; see there."""
+
+    normalize_key: bool
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        check_flag("normalize_key", self.normalize_key)
+
+
+Settings = VLASettings | LinearAttentionSettings | DeltaRuleSettings | DecayedDeltaRuleSettings

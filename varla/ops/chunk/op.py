@@ -14,14 +14,22 @@ from torch import Tensor
 
 from varla.ops.chunk import driver
 from varla.ops.chunk.cells import Cell, DeltaCell, LinearCell, VLACell
+from varla.ops.chunk.decay import DecayedDeltaCell
 from varla.ops.chunk.plan import make_plan, slots_needed
 from varla.ops.packing import sequence_bounds
-from varla.ops.settings import DeltaRuleSettings, LinearAttentionSettings, Settings, VLASettings
+from varla.ops.settings import (
+    DecayedDeltaRuleSettings,
+    DeltaRuleSettings,
+    LinearAttentionSettings,
+    Settings,
+    VLASettings,
+)
 
 _CELLS: dict[str, tuple[type[Any], Callable[[Any], Cell]]] = {
     "VLASettings": (VLASettings, VLACell),
     "LinearAttentionSettings": (LinearAttentionSettings, LinearCell),
     "DeltaRuleSettings": (DeltaRuleSettings, DeltaCell),
+    "DecayedDeltaRuleSettings": (DecayedDeltaRuleSettings, DecayedDeltaCell),
 }
 _FIELDS = {name: tuple(field.name for field in fields(kind)) for name, (kind, _) in _CELLS.items()}
 
