@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import torch
 from torch import Tensor
 
 
@@ -16,3 +17,15 @@ def sequence_bounds(cu_seqlens: Tensor, T: int) -> tuple[list[int], list[int]]:
     if offsets[-1] != T:
         raise ValueError(f"cu_seqlens must end with the number of packed tokens T = {T}, got {offsets[-1]}")
     return offsets[:-1], [end - start for start, end in pairwise(offsets)]
+
+
+def pad_packed(x: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """Packed [1, T, *] to [N, longest, *], zeros after the end of a sequence."""
+    _, lengths = sequence_bounds(cu_seqlens, x.shape[1])
+    return torch.nn.utils.rnn.pad_sequence(list(torch.split(x[0], lengths)), batch_first=True)
+
+
+def unpad_packed(x: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """The reverse of `pad_packed`: [N, longest, *] to [1, T, *]."""
+    lengths = cu_seqlens.diff().to(x.device)
+    return x[torch.arange(x.shape[1], device=x.device) < lengths[:, None]][None]

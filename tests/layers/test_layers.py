@@ -1,0 +1,157 @@
+"""Every mechanism: parallel, in pieces, packed and token by token give the same; options, sizes and readings."""
+
+import pytest
+import torch
+
+from tests.ops.cases import error, randn
+from varla.layers import MECHANISMS, build, options_of
+
+NAMES = sorted(MECHANISMS)
+VARIANTS = [
+    {},
+    {"conv": 4},
+    {"output_norm": "layer", "bias": False},
+    {"output_norm": "rms", "conv": 3, "head_dim": 6, "value_dim": 10},
+]
+OWN = {"deltanet-paper": [{"gate": "channel"}], "vla": [{"update_penalty": False}, {"gain": "projection"}]}
+CASES = [(name, options) for name in NAMES for options in VARIANTS + OWN.get(name, [])]
+
+
+def make(name, options, dtype=torch.float64):
+    torch.manual_seed(0)
+    return build(name, d_model=24, n_heads=3, **options).to(dtype)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_token_by_token_equals_parallel(name, options):
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+        layer, x = make(name, options, dtype), randn(2, 45, 24, seed=1, dtype=dtype)
+        wanted, final = layer(x)
+        state, outputs = None, []
+        for t in range(45):
+            y, state = layer(x[:, t : t + 1], state)
+            outputs.append(y)
+        assert error(torch.cat(outputs, 1), wanted) <= tolerance
+        for got, want in zip(state.memory.tensors().values(), final.memory.tensors().values(), strict=True):
+            assert error(got, want) <= tolerance
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_pieces_equal_the_whole(name, options):
+    layer, x = make(name, options), randn(2, 45, 24, seed=1)
+    wanted, _ = layer(x)
+    state, outputs = None, []
+    for piece in x.split([1, 20, 2, 0, 22], 1):
+        y, state = layer(piece, state)
+        outputs.append(y)
+    assert error(torch.cat(outputs, 1), wanted) <= 1e-12
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_packed_sequences_behave_as_if_alone_and_go_on_from_their_states(name, options):
+    layer = make(name, options)
+    lengths = [20, 1, 0, 31, 3]
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
+    x = randn(1, sum(lengths), 24, seed=1)
+    y, state = layer(x, cu_seqlens=cu_seqlens)
+    again, _ = layer(x, state, cu_seqlens)
+    for i, length in enumerate(lengths):
+        here = slice(int(cu_seqlens[i]), int(cu_seqlens[i]) + length)
+        if length:
+            alone, after = layer(x[:, here])
+            assert error(y[:, here], alone) <= 1e-12
+            assert error(again[:, here], layer(x[:, here], after)[0]) <= 1e-12
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_causal(name, options):
+    layer, x = make(name, options), randn(2, 45, 24, seed=1)
+    changed = x.clone()
+    changed[:, 30:] += 1
+    a, b = layer(x)[0], layer(changed)[0]
+    assert error(b[:, :30], a[:, :30]) <= 1e-12
+    assert error(b[:, 30:], a[:, 30:]) > 1e-3
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_every_parameter_gets_a_finite_gradient(name, options):
+    layer = make(name, options, torch.float32)
+    layer(randn(2, 45, 24, seed=1, dtype=torch.float32))[0].square().mean().backward()
+    unused = {"u.weight", "u.bias"} if options.get("update_penalty") is False else set()
+    for key, parameter in layer.named_parameters():
+        assert parameter.grad is not None, key
+        assert parameter.grad.isfinite().all(), key
+        assert (parameter.grad.abs().max() > 0) == (key not in unused), key
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_state_size_is_what_the_state_takes(name, options):
+    layer = make(name, options, torch.float32)
+    for T in (1, 7, 40):
+        _, state = layer(randn(1, T, 24, seed=1, dtype=torch.float32))
+        assert state.nbytes == layer.state_size(T)
+    assert (layer.state_size(10) == layer.state_size(10**6)) == (name != "softmax")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_watch_reads_every_position_and_changes_nothing(name):
+    layer, x = make(name, {"conv": 4}), randn(2, 12, 24, seed=1)
+    before, _ = layer(x)
+    readings = layer.watch(x)
+    after, state = layer(x)
+    assert torch.equal(before, after)
+    assert readings
+    assert all(value.shape == (2, 12, 3) and value.isfinite().all() for value in readings.values())
+    if name != "softmax":
+        assert error(readings["|S|"][:, -1], state.memory.tensors()["S"].norm(dim=(-2, -1))) <= 1e-12
+    if name == "vla":
+        assert readings["k.a"].abs().max() <= 1 + 1e-12
+        assert (readings["|A|"][:, 0] > readings["|A|"][:, -1]).all()
+
+
+def test_state_can_be_cloned_detached_and_mapped():
+    layer, x = make("vla", {"conv": 4}), randn(2, 12, 24, seed=1)
+    _, state = layer(x)
+    copy = state.clone().detach()
+    assert not copy.memory.S.requires_grad
+    assert copy.nbytes == state.nbytes
+    doubled = torch.utils._pytree.tree_map(lambda x: 2 * x, copy)
+    assert torch.equal(doubled.conv, 2 * copy.conv)
+    assert torch.equal(doubled.memory.A, 2 * copy.memory.A)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "vlaa"}, "unknown mechanism 'vlaa'; did you mean 'vla'"),
+        ({"name": "vla", "lambda": 1}, "unknown option of 'vla' 'lambda'; did you mean 'lambda0'"),
+        ({"name": "linear", "gate": "scalar"}, "unknown option of 'linear' 'gate'"),
+        ({"name": "vla", "n_heads": 5}, "n_heads must divide d_model = 24"),
+        ({"name": "vla", "gain": "best"}, "gain must be one of"),
+        ({"name": "vla", "output_norm": "batch"}, "output_norm must be one of 'none', 'layer', 'rms'"),
+        ({"name": "deltanet-paper", "gate": "row"}, "gate must be one of"),
+        ({"name": "softmax", "conv": 0}, "conv must be at least 1"),
+    ],
+)
+def test_wrong_options_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        build(**{"d_model": 24, "n_heads": 3, **arguments})
+
+
+def test_wrong_inputs_and_foreign_states_are_refused():
+    vla, softmax = make("vla", {}), make("softmax", {})
+    x = randn(2, 5, 24, seed=1)
+    with pytest.raises(ValueError, match=r"x must have shape \[B, T, d_model = 24\]"):
+        vla(x[..., :5])
+    with pytest.raises(TypeError, match="initial_state must be a VLAState"):
+        vla(x, softmax(x)[1])
+    with pytest.raises(ValueError, match="state must hold a KVState of 2 rows"):
+        softmax(x, vla(x)[1])
+
+
+def test_options_are_listed_with_their_defaults():
+    found = options_of(MECHANISMS["vla"])
+    assert found["lambda0"] == 0.1
+    assert found["output_norm"] == "none"
+    assert "gate" not in found
+    assert options_of(MECHANISMS["deltanet-paper"])["gate"] == "scalar"

@@ -1,0 +1,27 @@
+"""Sequence mixers behind one interface. A new one is one file and one line in `MECHANISMS`."""
+
+from typing import Any
+
+from varla.layers.base import Layer, LayerState
+from varla.layers.deltanet import DeltaNet
+from varla.layers.deltanet_paper import PaperDeltaNet
+from varla.layers.linear import LinearAttention
+from varla.layers.options import options_of, refuse_unknown
+from varla.layers.softmax import SoftmaxAttention
+from varla.layers.vla import VLA
+
+MECHANISMS: dict[str, type[Layer]] = {
+    layer.name: layer for layer in (SoftmaxAttention, LinearAttention, DeltaNet, PaperDeltaNet, VLA)
+}
+
+
+def build(name: str, *, d_model: int, n_heads: int, **options: Any) -> Layer:
+    """Make the mechanism called `name`. Options: its own and the shared ones, see `options_of(MECHANISMS[name])`."""
+    refuse_unknown("mechanism", name, MECHANISMS)
+    kind = MECHANISMS[name]
+    for option in options:
+        refuse_unknown(f"option of {name!r}", option, options_of(kind))
+    return kind(d_model, n_heads, **options)
+
+
+__all__ = ["MECHANISMS", "Layer", "LayerState", "build", "options_of"]

@@ -1,0 +1,159 @@
+"""What every mechanism has in common: projections, short convolution, output norm, states, and how it is watched."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from varla.layers.conv import ShortConvolution
+from varla.ops import State
+from varla.ops.settings import check_choice, check_count, check_flag
+
+OUTPUT_NORMS = ("none", "layer", "rms")
+FLOAT32 = 4  # bytes
+
+
+@dataclass(eq=False)
+class LayerState:
+    """What a layer remembers: the convolution's last inputs (None without one) and the mechanism's own state."""
+
+    conv: Tensor | None
+    memory: State
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "LayerState":
+        """A state with the function applied to every tensor."""
+        conv = None if self.conv is None else function(self.conv)
+        return LayerState(conv, self.memory.of(function(x) for x in self.memory.tensors().values()))
+
+    def detach(self) -> "LayerState":
+        """The same tensors, cut from the autograd graph."""
+        return self.map(Tensor.detach)
+
+    def clone(self) -> "LayerState":
+        """A copy that shares no memory with this state."""
+        return self.map(Tensor.clone)
+
+    def to(self, device: torch.device | str) -> "LayerState":
+        """The state on another device."""
+        return self.map(lambda x: x.to(device))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors together."""
+        return self.memory.nbytes + (0 if self.conv is None else self.conv.nbytes)
+
+
+pytree.register_pytree_node(
+    LayerState,
+    lambda state: ([state.conv, state.memory], None),
+    lambda values, _: LayerState(*values),
+    serialized_type_name="varla.layers.LayerState",
+)
+
+
+class Layer(nn.Module, ABC):
+    """A sequence mixer: `(x, state=None, cu_seqlens=None) -> (y, state)`, x and y [B, T, d_model].
+
+    Trains in parallel form; with T = 1 and a state it decodes one token. A subclass adds its own projections and says
+    how queries, keys and values are mixed (`mix`), what its memory costs (`memory_bytes`), what to watch (`readings`).
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        head_dim: int | None = None,
+        value_dim: int | None = None,
+        bias: bool = True,
+        conv: int | None = None,
+        output_norm: str = "none",
+    ):
+        """`conv`: width of a short convolution before the projections. `output_norm`: over the merged heads."""
+        super().__init__()
+        check_count("d_model", d_model, none_means="not allowed")
+        check_count("n_heads", n_heads, none_means="not allowed")
+        check_count("head_dim", head_dim, none_means="d_model / n_heads")
+        check_count("value_dim", value_dim, none_means="head_dim")
+        check_count("conv", conv, none_means="no convolution")
+        check_flag("bias", bias)
+        check_choice("output_norm", output_norm, OUTPUT_NORMS)
+        if head_dim is None and d_model % n_heads:
+            raise ValueError(f"n_heads must divide d_model = {d_model} unless head_dim is given, got {n_heads}")
+        self.d_model, self.n_heads = d_model, n_heads
+        self.head_dim = head_dim or d_model // n_heads
+        self.value_dim = value_dim or self.head_dim
+        width, values = n_heads * self.head_dim, n_heads * self.value_dim
+        self.conv = None if conv is None else ShortConvolution(d_model, conv, bias=bias)
+        self.q = nn.Linear(d_model, width, bias=bias)
+        self.k = nn.Linear(d_model, width, bias=bias)
+        self.v = nn.Linear(d_model, values, bias=bias)
+        self.norm: nn.Module = nn.Identity()
+        if output_norm == "layer":
+            self.norm = nn.LayerNorm(values)
+        elif output_norm == "rms":
+            self.norm = nn.RMSNorm(values)
+        self.out = nn.Linear(values, d_model, bias=bias)
+
+    def forward(
+        self, x: Tensor, state: LayerState | None = None, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, LayerState]:
+        """x [B, T, d_model] to (y [B, T, d_model], state). cu_seqlens as for `varla.vla`: B = 1, states of N rows."""
+        x, q, k, v, conv = self._project(x, state, cu_seqlens)
+        o, memory = self.mix(x, q, k, v, None if state is None else state.memory, cu_seqlens)
+        return self.out(self.norm(o.flatten(2))), LayerState(conv, memory)
+
+    def _project(
+        self, x: Tensor, state: LayerState | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+        """(x after the convolution, q, k [B, T, H, head_dim], v [B, T, H, value_dim], state of the convolution)."""
+        if x.dim() != 3 or x.shape[-1] != self.d_model:
+            raise ValueError(f"x must have shape [B, T, d_model = {self.d_model}], got {list(x.shape)}")
+        conv = None
+        if self.conv is not None:
+            x, conv = self.conv(x, None if state is None else state.conv, cu_seqlens)
+        return x, self.heads(self.q(x)), self.heads(self.k(x)), self.heads(self.v(x)), conv
+
+    def heads(self, x: Tensor) -> Tensor:
+        """[B, T, H * d] to [B, T, H, d]."""
+        return x.view(*x.shape[:2], self.n_heads, x.shape[-1] // self.n_heads)
+
+    @abstractmethod
+    def mix(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, memory: Any, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """The mechanism itself: raw q, k [B, T, H, D], v [B, T, H, Dv] to (o [B, T, H, Dv], state).
+
+        `memory` is the state that an earlier call returned, or None.
+        """
+
+    @abstractmethod
+    def memory_bytes(self, T: int) -> int:
+        """Bytes of one sequence's memory after T tokens, in float32, without the convolution's state."""
+
+    def state_size(self, T: int) -> int:
+        """Bytes that one sequence's state takes after T tokens, in float32."""
+        return self.memory_bytes(T) + (0 if self.conv is None else self.conv.state_bytes())
+
+    def readings(self, memory: State, k: Tensor) -> dict[str, Tensor]:
+        """What is worth watching after a token with raw key k [B, H, D], each [B, H]. By default the norm of S."""
+        S = memory.tensors()["S"]
+        return {"|S|": torch.linalg.matrix_norm(S)}
+
+    @torch.no_grad()
+    def watch(self, x: Tensor, state: LayerState | None = None) -> dict[str, Tensor]:
+        """Readings after every token of x [B, T, d_model], each [B, T, H], in a loop that training never pays for."""
+        rows: list[dict[str, Tensor]] = []
+        for t in range(x.shape[1]):
+            token = x[:, t : t + 1]
+            k = self._project(token, state, None)[2]
+            _, state = self(token, state)
+            rows.append(self.readings(state.memory, k[:, 0]))
+        return {name: torch.stack([row[name] for row in rows], 1) for name in (rows[0] if rows else {})}

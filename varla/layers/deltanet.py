@@ -1,0 +1,33 @@
+"""DeltaNet (Yang et al. 2024): the delta rule with a learned write strength."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from varla.layers.base import FLOAT32, Layer
+from varla.ops import DeltaRuleState, delta_rule
+
+
+class DeltaNet(Layer):
+    """S (I - b k k^T) + b v k^T with unit keys and queries after SiLU, and b = sigmoid of a projection, one a head."""
+
+    name = "deltanet"
+    summary = "DeltaNet of Yang et al. 2024: S(I - b k k^T) + b v k^T"
+
+    def __init__(self, d_model: int, n_heads: int, **shared: Any):
+        """Options: those that all mechanisms share."""
+        super().__init__(d_model, n_heads, **shared)
+        self.beta = nn.Linear(d_model, n_heads, bias=self.q.bias is not None)
+
+    def mix(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, memory: Any, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, DeltaRuleState]:
+        """See Layer."""
+        beta = self.beta(x).sigmoid()
+        o, state = delta_rule(silu(q), silu(k), v, beta, initial_state=memory, return_state=True, cu_seqlens=cu_seqlens)
+        return o, state
+
+    def memory_bytes(self, T: int) -> int:
+        """S and the token count."""
+        return self.n_heads * self.head_dim * self.value_dim * FLOAT32 + 8

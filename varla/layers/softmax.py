@@ -1,0 +1,78 @@
+"""Softmax attention through PyTorch's scaled_dot_product_attention, with a key-value cache as its state."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from varla.layers.base import FLOAT32, Layer
+from varla.ops import State
+from varla.ops.packing import pad_packed, unpad_packed
+
+
+@dataclass(eq=False)
+class KVState(State):
+    """The cache: k [B, L, H, D], v [B, L, H, Dv], the position of each entry [B, L] (-1: none), tokens seen t [B].
+
+    The one state here that grows with the sequence.
+    """
+
+    LAYOUT: ClassVar[dict[str, str]] = {"k": "B L H D", "v": "B L H Dv", "position": "B L", "t": "B"}
+
+    k: Tensor
+    v: Tensor
+    position: Tensor
+    t: Tensor
+
+
+class SoftmaxAttention(Layer):
+    """Causal softmax attention over everything seen."""
+
+    name = "softmax"
+    summary = "softmax attention (PyTorch SDPA); its state is a cache that grows with T"
+
+    def mix(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, memory: Any, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, KVState]:
+        """See Layer. Packed sequences are padded to the longest of them."""
+        if cu_seqlens is None:
+            valid = None
+        else:
+            q, k, v = (pad_packed(tensor, cu_seqlens) for tensor in (q, k, v))
+            lengths = cu_seqlens.diff().to(q.device)
+            valid = torch.arange(q.shape[1], device=q.device) < lengths[:, None]
+        o, state = self._attend(q, k, v, memory, valid)
+        return (o if cu_seqlens is None else unpad_packed(o, cu_seqlens)), state
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, memory: Any, valid: Tensor | None) -> tuple[Tensor, KVState]:
+        B, T = q.shape[:2]
+        if memory is not None and not (isinstance(memory, KVState) and memory.k.shape[0] == B):
+            raise ValueError(f"state must hold a KVState of {B} rows, as an earlier call returned it")
+        t = torch.zeros(B, dtype=torch.int64, device=q.device) if memory is None else memory.tensors()["t"]
+        position = t[:, None] + torch.arange(T, device=q.device)
+        cached = position if valid is None else torch.where(valid, position, -1)
+        mask = None
+        if memory is not None:
+            past = memory.tensors()
+            k, v = torch.cat((past["k"].to(k.dtype), k), 1), torch.cat((past["v"].to(v.dtype), v), 1)
+            cached = torch.cat((past["position"], cached), 1)
+        if memory is not None or valid is not None:
+            mask = (cached[:, None] >= 0) & (cached[:, None] <= position[..., None])
+            if valid is not None:
+                mask = mask | ~valid[..., None]  # a query that is padding looks anywhere: its output is dropped
+            mask = mask[:, None]
+        o = scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, is_causal=mask is None
+        )
+        seen = T if valid is None else valid.sum(1)
+        return o.transpose(1, 2), KVState(k, v, cached, t + seen)
+
+    def memory_bytes(self, T: int) -> int:
+        """Keys, values and positions of T tokens, and the token count."""
+        return T * (self.n_heads * (self.head_dim + self.value_dim) * FLOAT32 + 8) + 8
+
+    def readings(self, memory: State, k: Tensor) -> dict[str, Tensor]:
+        """The norm of the newest key: softmax attention has no matrix to watch."""
+        return {"|k|": k.norm(dim=-1)}

@@ -1,0 +1,123 @@
+"""What every task is: a frozen value that draws batches of tokens and labels."""
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from varla.tasks.checks import check_int
+from varla.tasks.example import columns, table
+
+IGNORE = -100
+"""The label of a position that is not scored, which torch's cross entropy leaves out by default."""
+
+# The value that asks for a default which depends on the other settings. A task replaces it when it is made, so that
+# the field always holds a number, and its type says so.
+DEFAULT: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(ABC):
+    """A synthetic task. Its fields are its settings; equal settings and equal generators give equal batches.
+
+    `vocab_size` is the number of token ids: every id is below it. `seq_len` is T, the length of the inputs;
+    None asks for the task's default.
+    """
+
+    name: ClassVar[str]
+    length_rule: ClassVar[str]
+    even_length: ClassVar[bool] = False
+
+    seq_len: int = DEFAULT
+    vocab_size: int = 128
+
+    def __post_init__(self) -> None:
+        """Check every setting, so that drawing a batch has nothing left to check."""
+        self._check()
+        if self.seq_len is None:
+            object.__setattr__(self, "seq_len", self._default_length())
+        check_int("seq_len", self.seq_len, least=self._least_length(), because=self.length_rule)
+        if self.even_length and self.seq_len % 2:
+            raise ValueError(f"seq_len must be even for {self.name}, got {self.seq_len}")
+
+    def batch(self, batch_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw inputs [B, T] and labels [B, T], int64, on the generator's device.
+
+        A label stands at the position whose output is scored (no further shift); it is `IGNORE` elsewhere.
+        The same seed gives other batches on another kind of device, since their generators differ.
+        """
+        check_int("batch_size", batch_size, least=1)
+        if not isinstance(generator, torch.Generator):
+            raise TypeError(f"generator must be a torch.Generator, got {type(generator).__name__}")
+        return self._draw(batch_size, generator)
+
+    def settings(self) -> dict[str, Any]:
+        """Give the name and every setting as plain values: `make(**task.settings()) == task`."""
+        return {"name": self.name, **asdict(self)}
+
+    def evaluations(self) -> dict[str, "Task"]:
+        """Give the tasks to evaluate on, by name."""
+        return {"eval": self}
+
+    @property
+    @abstractmethod
+    def chance(self) -> float:
+        """Accuracy of guessing uniformly among the tokens that can be an answer."""
+
+    @property
+    def best(self) -> float:
+        """Accuracy of the best possible reader, who sees the inputs up to the scored position.
+
+        1 where these determine every answer; a task with ambiguous questions says otherwise.
+        """
+        return 1.0
+
+    def describe(self) -> str:
+        """Say in one paragraph what a sequence looks like and what is scored."""
+        return (
+            f"{self._describe()} A guess among all possible answers is right with probability {self.chance:.4g}; "
+            f"the best possible accuracy is {self.best:.4g}."
+        )
+
+    def example(self, generator: torch.Generator) -> str:
+        """Draw one sequence and show it: position, input token, whether the output is scored, and the answer."""
+        inputs, labels = (rows[0].tolist() for rows in self.batch(1, generator))
+        tokens = [self._token_name(t, token) for t, token in enumerate(inputs)]
+        answers = [None if label == IGNORE else self._answer_name(label) for label in labels]
+        shown = columns(tokens, answers, [self._is_filler(token) for token in inputs])
+        scored = sum(answer is not None for answer in answers)
+        given = ", ".join(f"{key}={value}" for key, value in asdict(self).items())
+        return (
+            f"{self.name} ({given})\n\n{table(shown)}\n\n"
+            f"Scored: {scored} of {self.seq_len} positions, marked ?, where the output must name the answer."
+        )
+
+    def _check(self) -> None:
+        """Check all settings but `seq_len`, whose default depends on them. A task with more settings extends this."""
+        check_int("vocab_size", self.vocab_size, least=self._least_vocab(), because=f"for {self.name}")
+
+    def _default_length(self) -> int:
+        return self._least_length()
+
+    def _is_filler(self, token: int) -> bool:
+        return False
+
+    @abstractmethod
+    def _least_vocab(self) -> int: ...
+
+    @abstractmethod
+    def _least_length(self) -> int: ...
+
+    @abstractmethod
+    def _draw(self, batch_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]: ...
+
+    @abstractmethod
+    def _describe(self) -> str: ...
+
+    @abstractmethod
+    def _token_name(self, position: int, token: int) -> str: ...
+
+    @abstractmethod
+    def _answer_name(self, token: int) -> str: ...
