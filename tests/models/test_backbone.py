@@ -1,0 +1,130 @@
+"""The backbone: shapes, decode, packing, shared weights, presets."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.ops.cases import error
+from varla.layers import MECHANISMS
+from varla.models import Backbone, BackboneConfig, backbone_config
+
+NAMES = sorted(MECHANISMS)
+
+
+def tokens(B, T, vocab=128):
+    return torch.randint(vocab, (B, T), generator=torch.Generator().manual_seed(1))
+
+
+def model(preset, name, **changes):
+    return Backbone(backbone_config(preset, name, **changes), seed=3).double()
+
+
+@pytest.mark.parametrize("preset", ["paper", "tuned"])
+@pytest.mark.parametrize("name", NAMES)
+def test_decode_and_packing_equal_the_full_forward(name, preset):
+    net, x = model(preset, name), tokens(2, 40)
+    wanted, final = net(x)
+    assert wanted.shape == (2, 40, 128)
+    first, state = net(x[:, :25])
+    parts = [first]
+    for t in range(25, 40):
+        logits, state = net(x[:, t : t + 1], state)
+        parts.append(logits)
+    assert error(torch.cat(parts, 1), wanted) <= 1e-11
+    assert torch.equal(state.t, final.t)
+    packed, _ = net(x.reshape(1, 80), cu_seqlens=torch.tensor([0, 40, 80]))
+    assert error(packed.view(2, 40, 128), wanted) <= 1e-11
+
+
+@pytest.mark.parametrize("preset", ["paper", "tuned"])
+def test_the_same_seed_gives_the_same_shared_weights(preset):
+    models = {name: dict(model(preset, name).named_parameters()) for name in NAMES}
+    for name in NAMES:
+        for key, parameter in models[name].items():
+            for other in NAMES:
+                if key in models[other] and models[other][key].shape == parameter.shape:
+                    assert torch.equal(models[other][key], parameter), (name, other, key)
+    assert "blocks.0.mixer.q.weight" in models["vla"]
+    another = Backbone(backbone_config(preset, "vla"), seed=4).double()
+    assert not torch.equal(another.embedding.weight, models["vla"]["embedding.weight"])
+
+
+def test_making_a_model_leaves_the_global_generator_alone():
+    torch.manual_seed(0)
+    wanted = torch.randn(3)
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    net = model("paper", "vla")
+    torch.set_rng_state(state)
+    assert torch.equal(torch.randn(3), wanted)
+    assert net.norm.weight.eq(1).all()
+
+
+def test_preset_paper_is_the_papers_table_and_what_it_leaves_out():
+    net = model("paper", "vla")
+    c = net.config
+    assert (c.n_layers, c.d_model, c.n_heads, c.ffn, c.vocab_size) == (2, 128, 4, 256, 128)
+    mixer = net.blocks[0].mixer
+    assert mixer.head_dim == 32
+    assert isinstance(mixer.norm, nn.LayerNorm)
+    assert mixer.u.weight.shape == (128, 128)
+    assert mixer.conv is None
+    assert net.positions is not None
+    assert abs(float(net.positions.weight.std()) - 0.02) < 2e-3
+    assert abs(float(mixer.q.weight.std()) - 0.02) < 2e-3
+    assert mixer.q.bias.eq(0).all()
+    for name in set(NAMES) - {"vla"}:
+        assert isinstance(model("paper", name).blocks[0].mixer.norm, nn.Identity)
+
+
+def test_preset_tuned_treats_all_alike():
+    for name in NAMES:
+        net = model("tuned", name)
+        mixer = net.blocks[0].mixer
+        assert isinstance(mixer.norm, nn.LayerNorm)
+        assert mixer.conv.width == 4
+        assert net.positions is None
+
+
+def test_options_of_the_layer_and_the_backbone_can_be_changed():
+    net = model("paper", "vla", layer={"update_penalty": False, "output_norm": "none"}, n_layers=1, vocab_size=50)
+    assert net.blocks[0].mixer.options["update_penalty"] is False
+    assert isinstance(net.blocks[0].mixer.norm, nn.Identity)
+    assert net(tokens(1, 5, vocab=50))[0].shape == (1, 5, 50)
+
+
+def test_the_head_is_the_embedding():
+    net = model("paper", "linear")
+    assert not [name for name, _ in net.named_parameters() if "head" in name]
+    net(tokens(1, 9))[0].sum().backward()
+    assert net.embedding.weight.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_state_size(name):
+    net = Backbone(backbone_config("tuned", name))
+    _, state = net(tokens(1, 30))
+    assert state.nbytes == net.state_size(30)
+
+
+def test_watch_shows_every_layer():
+    readings = model("paper", "vla").watch(tokens(2, 10))
+    assert len(readings) == 2
+    assert readings[1]["|A|"].shape == (2, 10, 4)
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="unknown preset 'papr'; did you mean 'paper'"):
+        backbone_config("papr", "vla")
+    with pytest.raises(ValueError, match="positions must be one of"):
+        BackboneConfig(positions="rotary")
+    with pytest.raises(ValueError, match="n_layers must be at least 1"):
+        BackboneConfig(n_layers=0)
+    net = model("paper", "vla", max_len=8)
+    with pytest.raises(ValueError, match="learned positions end at max_len = 8, got 9 tokens"):
+        net(tokens(1, 9))
+    _, state = net(tokens(1, 8))
+    with pytest.raises(ValueError, match="got 9 tokens"):
+        net(tokens(1, 1), state)
+    with pytest.raises(ValueError, match="tokens must be integers of shape"):
+        net(torch.zeros(1, 3))

@@ -1,0 +1,162 @@
+"""The decoder that every mechanism is compared in: pre-norm blocks of mixer and GELU feed-forward, tied head.
+
+    logits, state = Backbone(config)(tokens)          tokens [B, T] int64, logits [B, T, vocab_size]
+
+What differs between experiments is data (`varla.models.presets`), not code.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from varla.layers import LayerState, build
+from varla.ops.settings import check_choice, check_count
+
+POSITIONS = ("learned", "none")
+INITIALISATIONS = ("normal", "default")
+
+
+@dataclass(frozen=True)
+class BackboneConfig:
+    """Everything that makes a backbone. `layer` holds the mechanism's options; `max_len` bounds learned positions.
+
+    `initialisation`: "normal" draws all linear and embedding weights from N(0, 0.02) with zero biases; "default" is
+    PyTorch's own.
+    """
+
+    mechanism: str = "vla"
+    vocab_size: int = 128
+    d_model: int = 128
+    n_layers: int = 2
+    n_heads: int = 4
+    ffn: int = 256
+    positions: str = "learned"
+    max_len: int = 1024
+    initialisation: str = "normal"
+    layer: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check every value but the mechanism's, which `varla.layers.build` checks."""
+        for name in ("vocab_size", "d_model", "n_layers", "n_heads", "ffn", "max_len"):
+            if getattr(self, name) is None:
+                raise TypeError(f"{name} must be an integer, got None")
+            check_count(name, getattr(self, name), none_means="not allowed")
+        check_choice("positions", self.positions, POSITIONS)
+        check_choice("initialisation", self.initialisation, INITIALISATIONS)
+
+
+@dataclass(eq=False)
+class ModelState:
+    """The state of every layer, and the tokens seen by every row t [rows]."""
+
+    layers: list[LayerState]
+    t: Tensor
+
+    def detach(self) -> "ModelState":
+        """The same tensors, cut from the autograd graph."""
+        return ModelState([layer.detach() for layer in self.layers], self.t)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors together."""
+        return sum(layer.nbytes for layer in self.layers) + self.t.nbytes
+
+
+class Block(nn.Module):
+    """x + mixer(norm(x)), then x + feed-forward(norm(x))."""
+
+    def __init__(self, config: BackboneConfig):
+        """One mixer and one feed-forward network."""
+        super().__init__()
+        self.mixer_norm = nn.LayerNorm(config.d_model)
+        self.mixer = build(config.mechanism, d_model=config.d_model, n_heads=config.n_heads, **config.layer)
+        self.ffn_norm = nn.LayerNorm(config.d_model)
+        self.ffn = nn.Sequential(
+            nn.Linear(config.d_model, config.ffn), nn.GELU(), nn.Linear(config.ffn, config.d_model)
+        )
+
+    def forward(self, x: Tensor, state: LayerState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, LayerState]:
+        """x [B, T, d_model] to (x [B, T, d_model], state)."""
+        y, state = self.mixer(self.mixer_norm(x), state, cu_seqlens)
+        x = x + y
+        return x + self.ffn(self.ffn_norm(x)), state
+
+
+class Backbone(nn.Module):
+    """Token embedding, optional learned positions, blocks, final norm, and the embedding again as output head."""
+
+    def __init__(self, config: BackboneConfig, seed: int = 0):
+        """The same seed gives the same weights to all that two backbones have in common, whatever the mechanism."""
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.positions = nn.Embedding(config.max_len, config.d_model) if config.positions == "learned" else None
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.norm = nn.LayerNorm(config.d_model)
+        initialise(self, config.initialisation, seed)
+
+    def forward(
+        self, tokens: Tensor, state: ModelState | None = None, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, ModelState]:
+        """tokens [B, T] to (logits [B, T, vocab_size], state). With cu_seqlens, B = 1 and the state has N rows."""
+        x, t = self._embed(tokens, state, cu_seqlens)
+        layers = []
+        for i, block in enumerate(self.blocks):
+            x, after = block(x, None if state is None else state.layers[i], cu_seqlens)
+            layers.append(after)
+        return self.norm(x) @ self.embedding.weight.mT, ModelState(layers, t)
+
+    def _embed(self, tokens: Tensor, state: ModelState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(embeddings [B, T, d_model], tokens seen after them [rows])."""
+        if tokens.dim() != 2 or tokens.is_floating_point():
+            raise ValueError(f"tokens must be integers of shape [B, T], got {tokens.dtype} {list(tokens.shape)}")
+        B, T = tokens.shape
+        rows = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        seen = torch.zeros(rows, dtype=torch.int64, device=tokens.device) if state is None else state.t
+        index = torch.arange(T, device=tokens.device)
+        if cu_seqlens is None:
+            position, after = seen[:, None] + index, seen + T
+        else:
+            cu_seqlens = cu_seqlens.to(tokens.device, torch.int64)
+            sequence = torch.searchsorted(cu_seqlens[1:], index, right=True)
+            position, after = (seen[sequence] + index - cu_seqlens[sequence])[None], seen + cu_seqlens.diff()
+        x = self.embedding(tokens)
+        if self.positions is not None:
+            longest = T if state is None else int(after.max())
+            if longest > self.config.max_len:
+                raise ValueError(f"learned positions end at max_len = {self.config.max_len}, got {longest} tokens")
+            x = x + self.positions(position)
+        return x, after
+
+    def state_size(self, T: int) -> int:
+        """Bytes of one sequence's state after T tokens, in float32."""
+        return sum(block.mixer.state_size(T) for block in self.blocks) + 8  # type: ignore[union-attr, operator]
+
+    @torch.no_grad()
+    def watch(self, tokens: Tensor) -> list[dict[str, Tensor]]:
+        """What each layer's mechanism has to show after every token, each [B, T, H]; see `Layer.watch`."""
+        x, _ = self._embed(tokens, None, None)
+        readings = []
+        for block in self.blocks:
+            readings.append(block.mixer.watch(block.mixer_norm(x)))  # type: ignore[union-attr, operator]
+            x, _ = block(x, None, None)
+        return readings
+
+
+def initialise(model: nn.Module, scheme: str, seed: int) -> None:
+    """Draw each module's parameters from a generator seeded by the module's name: order and neighbours do not matter."""
+    for name, module in model.named_modules():
+        if next(module.parameters(recurse=False), None) is None:
+            continue
+        digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int.from_bytes(digest, "big"))
+            module.reset_parameters()
+            if scheme == "normal" and isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=0.02)
+                if isinstance(module, nn.Linear) and module.bias is not None:
+                    nn.init.zeros_(module.bias)
