@@ -148,7 +148,7 @@ class Backbone(nn.Module):
 
 
 def initialise(model: nn.Module, scheme: str, seed: int) -> None:
-    """Draw each module's parameters from a generator seeded by the module's name: order and neighbours do not matter."""
+    """Draw each module's parameters from a generator seeded by its name: order and neighbours do not matter."""
     for name, module in model.named_modules():
         if next(module.parameters(recurse=False), None) is None:
             continue

@@ -48,7 +48,7 @@ def delta_rule(
         backend: "reference", "chunk" or "auto".
 
     Returns:
-        o [B, T, H, Dv] in v's type, or (o, DeltaRuleState) with `return_state`.
+        o [B, T, H, Dv] in the inputs' type, or (o, DeltaRuleState) with `return_state`.
     """
     (q, k, v, beta), sizes = check_inputs(
         {"q": (q, "B T H D"), "k": (k, "B T H D"), "v": (v, "B T H Dv"), "beta": (beta, "B T H")}

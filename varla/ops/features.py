@@ -32,13 +32,16 @@ def feature_backward(grad: Tensor, phi: Tensor, kind: str) -> Tensor:
 def unit(x: Tensor) -> tuple[Tensor, Tensor]:
     """Divide the last dimension by its 2-norm; return (x / |x|, 1 / |x|), the second with last dimension 1.
 
-    A zero vector stays zero and gets zero gradient: it has no direction to write or to penalise. So does one so
-    short that the square of its norm underflows (below about 1e-23 in float32).
+    A zero vector stays zero and gets zero gradient: it has no direction to write or to penalise. (So does one of
+    denormal numbers only.) Squares are taken after division by the largest entry, so that no length under- or
+    overflows; that divisor drops out of the result and of its derivative, and is a constant to autograd.
     """
-    square = (x * x).sum(-1, keepdim=True)
-    zero = square == 0
-    inverse = torch.where(zero, 0, torch.rsqrt(torch.where(zero, 1, square)))
-    return x * inverse, inverse
+    largest = x.detach().abs().amax(-1, keepdim=True)
+    zero = largest < torch.finfo(x.dtype).tiny
+    scale = 1 / torch.where(zero, 1, largest)
+    scaled = x * scale
+    inverse = torch.where(zero, 0, torch.rsqrt(torch.where(zero, 1, (scaled * scaled).sum(-1, keepdim=True))))
+    return scaled * inverse, scale * inverse
 
 
 def unit_backward(grad: Tensor, y: Tensor, inverse: Tensor) -> Tensor:

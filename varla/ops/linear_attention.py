@@ -31,7 +31,7 @@ def linear_attention(
     """Causal linear attention in the contract of `varla.vla`, whose arguments of the same name mean the same.
 
     q, k [B, T, H, D], raw; v [B, T, H, Dv]. Backends "reference", "chunk" and "auto".
-    Returns o [B, T, H, Dv] in v's type, or (o, LinearAttentionState) with `return_state`.
+    Returns o [B, T, H, Dv] in the inputs' type, or (o, LinearAttentionState) with `return_state`.
     """
     (q, k, v), sizes = check_inputs({"q": (q, "B T H D"), "k": (k, "B T H D"), "v": (v, "B T H Dv")})
     return run(

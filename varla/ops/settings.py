@@ -34,7 +34,7 @@ def check_count(name: str, value: object, *, none_means: str) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an integer or None ({none_means}), got {type(value).__name__}")
-    if value < 1:
+    if not 1 <= value < 2**63:
         raise ValueError(f"{name} must be at least 1, or None ({none_means}), got {value!r}")
 
 

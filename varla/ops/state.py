@@ -1,7 +1,6 @@
 """What a mechanism remembers: tensors of constant size, batch first, that can be moved, cut loose and saved."""
 
 import os
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,22 +63,25 @@ class State:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state to a safetensors file. The file appears whole or not at all."""
-        path = Path(path)
+        path = Path(os.path.realpath(path))  # through a link, not over it
         tensors = {name: x.detach().cpu().contiguous() for name, x in self.tensors().items()}
         metadata = {"state": type(self).__name__, "version": _FILE_VERSION}
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name + ".", delete=False) as aside:
-            try:
-                aside.write(safetensors.torch.save(tensors, metadata))
-                aside.flush()
-                os.fsync(aside.fileno())
-                os.replace(aside.name, path)
-            except BaseException:
-                os.unlink(aside.name)
-                raise
+        aside = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            with aside.open("wb") as file:
+                file.write(safetensors.torch.save(tensors, metadata))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, path)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
 
     @classmethod
     def load(cls: type[StateT], path: str | os.PathLike[str], device: torch.device | str = "cpu") -> StateT:
         """Read a state that `save` wrote. A file of anything else is refused with a ValueError."""
+        if os.path.isdir(path):
+            raise ValueError(f"{path} is a folder, not a state file")
         try:
             with safetensors.safe_open(path, framework="pt", device=str(device)) as file:
                 metadata = file.metadata() or {}

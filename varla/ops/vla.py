@@ -62,7 +62,7 @@ def vla(
         chunk_size: tokens in a chunk, for backend "chunk". None: chosen by D. Any value gives the same result.
 
     Returns:
-        o [B, T, H, Dv] in v's type, or (o, VLAState) with `return_state`.
+        o [B, T, H, Dv] in the inputs' type, or (o, VLAState) with `return_state`.
     """
     (q, k, v, u), sizes = check_inputs(
         {"q": (q, "B T H D"), "k": (k, "B T H D"), "v": (v, "B T H Dv"), "u": (u, "B T H D")}

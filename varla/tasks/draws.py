@@ -1,6 +1,6 @@
 """Random draws as whole tensors, on the device of the generator.
 
-Every function takes the same amount from the generator whatever values come out, so that equal generators stay equal.
+Nothing is drawn and then rejected, so that what a batch takes from the generator does not depend on the values.
 Ranks are taken of float64 numbers: among float32 ones, which have 24 random bits, ties would favour some tokens.
 """
 

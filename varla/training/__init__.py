@@ -1,0 +1,21 @@
+"""Training: one loop, one run folder, checkpoints that survive a kill."""
+
+from varla.training.config import RunConfig, TrainConfig, from_dict, load, override
+from varla.training.loop import Diverged, Interrupted, build_model, build_task, evaluate, train
+from varla.training.run import Run, RunError
+
+__all__ = [
+    "Diverged",
+    "Interrupted",
+    "Run",
+    "RunConfig",
+    "RunError",
+    "TrainConfig",
+    "build_model",
+    "build_task",
+    "evaluate",
+    "from_dict",
+    "load",
+    "override",
+    "train",
+]

@@ -1,0 +1,251 @@
+"""The one training loop, on Hugging Face Accelerate: CPU, one GPU, or several by `accelerate launch` or `torchrun`."""
+
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from varla import tasks
+from varla.models import Backbone, backbone_config
+from varla.training import checkpoint, environment
+from varla.training.config import RunConfig
+from varla.training.progress import Progress, Silent
+from varla.training.run import Run
+from varla.training.schedule import learning_rate
+
+IGNORE = -100
+
+
+class Diverged(RuntimeError):
+    """A loss or a gradient was not finite; the message says at which step and where."""
+
+
+class Interrupted(RuntimeError):
+    """Stopped by Ctrl-C or SIGTERM after saving; the message says how to go on."""
+
+
+def build_task(config: RunConfig) -> Any:
+    """The run's task."""
+    settings = dict(config.task)
+    if "name" not in settings:
+        raise ValueError(f"task.name is missing (allowed: {', '.join(tasks.names())})")
+    return tasks.make(settings.pop("name"), **settings)
+
+
+def build_model(config: RunConfig) -> Backbone:
+    """The run's model, freshly initialised from its seed. Vocabulary and positions are as large as the task needs."""
+    task = build_task(config)
+    longest = max(each.seq_len for each in (task, *task.evaluations().values()))
+    sizes = {"vocab_size": task.vocab_size, "max_len": longest, **config.model}
+    return Backbone(backbone_config(config.preset, config.mechanism, layer=config.layer, **sizes), seed=config.seed)
+
+
+def score(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """(right answers, scored positions) of logits [B, T, V] against labels [B, T], -100 where nothing is scored."""
+    scored = labels != IGNORE
+    return ((logits.argmax(-1) == labels) & scored).sum(), scored.sum()
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, config: RunConfig, device: torch.device) -> dict[str, float]:
+    """Accuracy on each of the task's evaluations: the same batches every time, none of which training sees."""
+    was_training = model.training
+    model.eval()
+    found = {}
+    for name, task in build_task(config).evaluations().items():
+        generator = torch.Generator(device).manual_seed(config.seed + 1_000_003)
+        right = total = torch.zeros((), dtype=torch.int64, device=device)
+        for _ in range(config.train.eval_batches):
+            inputs, labels = task.batch(config.train.eval_batch_size, generator=generator)
+            hits, scored = score(model(inputs)[0], labels)
+            right, total = right + hits, total + scored
+        found[f"eval/{name}"] = float(right / total)
+    model.train(was_training)
+    return found
+
+
+def train(
+    config: RunConfig,
+    folder: str | Path,
+    *,
+    resume: bool = False,
+    progress: Progress | None = None,
+    device: str | None = None,
+) -> dict[str, Any]:
+    """Train to the end and return the record. `resume` goes on from the newest checkpoint, to the same numbers.
+
+    Raises Diverged, Interrupted (after saving), or ValueError for settings and folders that cannot be used.
+    """
+    return _Trainer(config, Run(Path(folder)), progress or Silent(), device).run(resume)
+
+
+@dataclass
+class _Stop:
+    """Set by a signal handler, looked at between steps: a checkpoint is never written half-way through a step."""
+
+    wanted: bool = False
+
+    def __enter__(self) -> "_Stop":
+        try:
+            self._before = {number: signal.signal(number, self._set) for number in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not the main thread: nobody can press Ctrl-C here
+            self._before = {}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _set(self, number: int, frame: FrameType | None) -> None:
+        self.wanted = True
+
+
+class _Trainer:
+    def __init__(self, config: RunConfig, run: Run, progress: Progress, device: str | None):
+        from accelerate import Accelerator
+
+        self.config, self.run_, self.progress = config, run, progress
+        precision = "bf16" if config.train.precision == "bf16" else "no"
+        self.accelerator = Accelerator(mixed_precision=precision, cpu=device == "cpu")
+        self.device = self.accelerator.device
+        self.task = build_task(config)
+        self.model = build_model(config)
+        t = config.train
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=t.lr, betas=(t.beta1, t.beta2), eps=t.adam_eps, weight_decay=t.weight_decay
+        )
+        self.generator = torch.Generator(self.device).manual_seed(config.seed)
+        self.seconds = 0.0
+
+    @property
+    def main(self) -> bool:
+        return bool(self.accelerator.is_main_process)
+
+    def run(self, resume: bool) -> dict[str, Any]:
+        done = self._open(resume)
+        wrapped, self.wrapped_optimizer = self.accelerator.prepare(self.model, self.optimizer)
+        title = f"{self.config.mechanism} on {self.config.task['name']}"
+        writer = self._tensorboard(done)
+        try:
+            with _Stop() as stop:
+                if self.main:
+                    self.progress.begin(title, done, self.config.train.steps)
+                for step in range(done, self.config.train.steps):
+                    entry = self._step(wrapped, step)
+                    if self.main:
+                        if entry:
+                            self.run_.log(entry)
+                            for key, value in entry.items():
+                                writer.add_scalar(key, value, step + 1)
+                        self.progress.step(step + 1, entry)
+                    last = step + 1 == self.config.train.steps
+                    if (step + 1) % self.config.train.checkpoint_every == 0 or last or stop.wanted:
+                        self._save(step + 1)
+                    if stop.wanted and not last:
+                        self._record("interrupted", step + 1)
+                        how = f"varla train --resume {self.run_.folder}"
+                        raise Interrupted(f"stopped and saved after step {step + 1}; go on with: {how}")
+            return self._record("finished", self.config.train.steps)
+        except Diverged as error:
+            self._record("diverged", None, message=str(error))
+            raise
+        finally:
+            if self.main:
+                writer.close()
+                self.progress.end()
+
+    def _open(self, resume: bool) -> int:
+        """Prepare the folder; returns the steps already done."""
+        done = 0
+        found = None
+        if resume:
+            found = self.run_.reopen(self.config)
+        elif self.main:
+            bytes_each = sum(p.nbytes for p in self.model.parameters())
+            self.run_.begin(self.config, needed_bytes=3 * 3 * bytes_each)
+        self.model.to(self.device)
+        if found is not None:
+            done = checkpoint.load(found, self.model, self.optimizer, self.generator)
+        if self.main:
+            self.run_.truncate_metrics(done)
+            self.seconds = float(self.run_.record().get("seconds", 0.0)) if done else 0.0
+            self._record("running", done)
+        self.accelerator.wait_for_everyone()
+        return done
+
+    def _step(self, model: nn.Module, step: int) -> dict[str, Any] | None:
+        """One update; returns what to log after it."""
+        started = time.perf_counter()
+        t = self.config.train
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(step, t)
+        inputs, labels = self.task.batch(t.batch_size, generator=self.generator)
+        share = slice(self.accelerator.process_index, None, self.accelerator.num_processes)
+        inputs, labels = inputs[share], labels[share]
+        with self.accelerator.autocast():
+            logits, _ = model(inputs)
+        loss = cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
+        self.accelerator.backward(loss)
+        norm = self.accelerator.clip_grad_norm_(model.parameters(), t.clip)
+        if not torch.isfinite(loss + norm):
+            raise Diverged(self._blame(loss, step))
+        self.wrapped_optimizer.step()
+        self.wrapped_optimizer.zero_grad(set_to_none=True)
+        entry: dict[str, Any] = {}
+        if (step + 1) % t.log_every == 0 or step == 0:
+            hits, scored = score(logits, labels)
+            entry = {"loss": loss.item(), "accuracy": float(hits / scored), "grad norm": float(norm)}
+            entry["lr"] = self.optimizer.param_groups[0]["lr"]
+            entry["tokens/s"] = inputs.numel() * self.accelerator.num_processes / (time.perf_counter() - started)
+        if (step + 1) % t.eval_every == 0 or step + 1 == t.steps:
+            entry.update(evaluate(self.accelerator.unwrap_model(model), self.config, self.device))
+        self.seconds += time.perf_counter() - started
+        return {"step": step + 1, **entry} if entry else None
+
+    def _blame(self, loss: Tensor, step: int) -> str:
+        """Which number went wrong first: the loss, or the gradients of these parameters."""
+        if not torch.isfinite(loss):
+            return f"diverged at step {step + 1}: the loss is {loss.item()}"
+        bad = [name for name, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
+        return (
+            f"diverged at step {step + 1}: the gradient of {', '.join(bad[:3])} is not finite (loss {loss.item():.4g})"
+        )
+
+    def _save(self, step: int) -> None:
+        if self.main:
+            checkpoint.save(self.run_.checkpoints, step, self.model, self.optimizer, self.generator)
+        self.accelerator.wait_for_everyone()
+
+    def _record(self, status: str, step: int | None, message: str | None = None) -> dict[str, Any]:
+        evaluations = [entry for entry in self.run_.metrics() if any(key.startswith("eval/") for key in entry)]
+        final = evaluations[-1] if evaluations else {}
+        record = {
+            "status": status,
+            "message": message,
+            "steps": step,
+            "config": self.config.to_dict(),
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "state bytes": self.model.state_size(self.task.seq_len),
+            "seconds": self.seconds,
+            "device": str(self.device),
+            "processes": self.accelerator.num_processes,
+            "chance": self.task.chance,
+            "final": {key: value for key, value in final.items() if key.startswith("eval/")},
+            "environment": environment.describe(),
+        }
+        if self.main:
+            self.run_.write_record(record)
+        return record
+
+    def _tensorboard(self, done: int) -> Any:
+        if not self.main:
+            return None
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(str(self.run_.folder / "tensorboard"), purge_step=done + 1)
