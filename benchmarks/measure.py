@@ -1,18 +1,15 @@
 """How benchmarks measure: interleaved medians for time, allocator events for memory, and the record of a run."""
 
 import json
-import os
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Mapping
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.profiler import ProfilerActivity, profile
+
+from varla.training import environment
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -54,25 +51,11 @@ def peak_bytes(function: Callable[[], object]) -> int:
     return peak
 
 
-def machine() -> dict[str, Any]:
-    """What a number depends on: processor, versions, threads, commit."""
-    return {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "commit": _git("rev-parse", "HEAD") + ("-dirty" if _git("status", "--porcelain") else ""),
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "system": platform.system(),
-    }
-
-
 def write(name: str, results: Mapping[str, Any]) -> Path:
     """Write results with the machine they were measured on to benchmarks/results/NAME.json."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps({"machine": machine(), **results}, indent=2) + "\n")
+    path.write_text(json.dumps({"machine": environment.describe(), **results}, indent=2) + "\n")
     return path
 
 
@@ -84,17 +67,3 @@ def table(header: list[str], rows: list[list[str]]) -> str:
         first, *rest = zip(row, widths, strict=True)
         lines.append("  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)]))
     return "\n".join(lines)
-
-
-def _git(*arguments: str) -> str:
-    result = subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent, check=False)
-    return result.stdout.strip()
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()

@@ -141,8 +141,7 @@ class _Trainer:
                     if self.main:
                         if entry:
                             self.run_.log(entry)
-                            for key, value in entry.items():
-                                writer.add_scalar(key, value, step + 1)
+                            self._plot(writer, entry)
                         self.progress.step(step + 1, entry)
                     last = step + 1 == self.config.train.steps
                     if (step + 1) % self.config.train.checkpoint_every == 0 or last or stop.wanted:
@@ -156,8 +155,9 @@ class _Trainer:
             self._record("diverged", None, message=str(error))
             raise
         finally:
-            if self.main:
+            if writer is not None:
                 writer.close()
+            if self.main:
                 self.progress.end()
 
     def _open(self, resume: bool) -> int:
@@ -244,8 +244,17 @@ class _Trainer:
         return record
 
     def _tensorboard(self, done: int) -> Any:
+        """A writer, or None where TensorBoard is not installed: metrics.jsonl has everything."""
         if not self.main:
             return None
-        from torch.utils.tensorboard import SummaryWriter
-
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            return None
         return SummaryWriter(str(self.run_.folder / "tensorboard"), purge_step=done + 1)
+
+    @staticmethod
+    def _plot(writer: Any, entry: dict[str, Any]) -> None:
+        if writer is not None:
+            for key, value in entry.items():
+                writer.add_scalar(key, value, entry["step"])

@@ -1,0 +1,77 @@
+"""The recall results that the layers must show: `python -m benchmarks.recall` trains them side by side.
+
+Writes benchmarks/results/recall.json. On one GPU the runs share it, each in a process of its own; a full set takes
+minutes there and hours on a CPU. `--steps` shortens all of them for a try.
+"""
+
+import argparse
+import multiprocessing
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import table, write
+
+PAPER = {"preset": "paper", "task": {"name": "mqar", "n": 24}, "train": {"steps": 3000}}
+TUNED = {"preset": "tuned", "task": {"name": "mqar-disjoint", "n": 24}, "train": {"steps": 2000}}
+# name: (settings, lowest and highest accuracy to expect)
+RUNS: dict[str, tuple[dict[str, Any], float, float]] = {
+    "paper, vla": ({**PAPER, "mechanism": "vla"}, 0.99, 1.0),
+    "paper, vla without output norm": ({**PAPER, "mechanism": "vla", "layer": {"output_norm": "none"}}, 0.0, 0.2),
+    "paper, vla with A fixed": ({**PAPER, "mechanism": "vla", "layer": {"update_penalty": False}}, 0.3, 0.8),
+    "paper, linear": ({**PAPER, "mechanism": "linear"}, 0.0, 0.3),
+    "paper, softmax": ({**PAPER, "mechanism": "softmax"}, 0.0, 0.3),
+    "paper, deltanet-paper": ({**PAPER, "mechanism": "deltanet-paper"}, 0.0, 0.3),
+    "tuned, softmax": ({**TUNED, "mechanism": "softmax"}, 0.98, 1.0),
+    "tuned, deltanet": ({**TUNED, "mechanism": "deltanet"}, 0.98, 1.0),
+    "tuned, vla": ({**TUNED, "mechanism": "vla"}, 0.98, 1.0),
+    "tuned, linear": ({**TUNED, "mechanism": "linear"}, 0.0, 0.3),
+}
+
+
+def one(name: str, folder: str, steps: int | None, seed: int) -> dict[str, Any]:
+    import torch
+
+    from varla.training import from_dict, train
+
+    torch.set_num_threads(1)
+    settings = {**RUNS[name][0], "seed": seed}
+    settings["train"] = {**settings["train"], **({"steps": steps} if steps else {}), "checkpoint_every": 100_000}
+    record = train(from_dict(settings), Path(folder) / name.replace(", ", "-").replace(" ", "-"))
+    print(f"{name}: {record['final']} in {record['seconds']:.0f} s", flush=True)
+    return record
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, help="instead of the full number; nothing is written")
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--jobs", type=int, default=len(RUNS))
+    parser.add_argument("names", nargs="*", help=f"runs to do, of: {', '.join(RUNS)}")
+    arguments = parser.parse_args()
+    names = arguments.names or list(RUNS)
+    with tempfile.TemporaryDirectory() as folder, multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
+        records = pool.starmap(one, [(name, folder, arguments.steps, arguments.seed) for name in names])
+    results = []
+    for name, record in zip(names, records, strict=True):
+        _, low, high = RUNS[name]
+        accuracy = record["final"]["eval/eval"]
+        results.append(
+            {
+                "run": name,
+                "accuracy": accuracy,
+                "expected": [low, high],
+                "as expected": low <= accuracy <= high,
+                "seconds": record["seconds"],
+                "device": record["device"],
+                "config": record["config"],
+            }
+        )
+    cells = [[r["run"], f"{r['accuracy']:.4f}", str(r["expected"]), str(r["as expected"])] for r in results]
+    print(table(["run", "accuracy", "expected", "as expected"], cells))
+    if not arguments.steps:
+        write("recall", {"seed": arguments.seed, "runs": results})
+
+
+if __name__ == "__main__":
+    main()
