@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from varla import tasks
 from varla.models import Backbone, backbone_config
@@ -192,9 +193,10 @@ class _Trainer:
             logits, _ = model(inputs)
         loss = cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
         self.accelerator.backward(loss)
-        norm = self.accelerator.clip_grad_norm_(model.parameters(), t.clip)
-        if not torch.isfinite(loss + norm):
+        norm = get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+        if not torch.isfinite(loss + norm):  # before clipping, which would spread it to all gradients
             raise Diverged(self._blame(loss, step))
+        clip_grads_with_norm_(model.parameters(), t.clip, norm)
         self.wrapped_optimizer.step()
         self.wrapped_optimizer.zero_grad(set_to_none=True)
         entry: dict[str, Any] = {}

@@ -1,0 +1,95 @@
+"""Settings: what YAML may hold, what is refused and how, and the schedule."""
+
+import math
+
+import pytest
+import yaml
+
+from varla.training import RunConfig, TrainConfig, from_dict, load, override
+from varla.training.config import dump, parse_value
+from varla.training.schedule import learning_rate
+
+
+def test_defaults_are_the_papers():
+    train = RunConfig().train
+    assert (train.steps, train.batch_size, train.lr, train.warmup) == (3000, 64, 3e-4, 0.1)
+    assert (train.beta1, train.beta2, train.adam_eps, train.weight_decay, train.clip) == (0.9, 0.999, 1e-8, 1e-2, 1.0)
+    assert (train.eval_batches, train.eval_batch_size) == (15, 64)
+
+
+def test_yaml_round_trip(tmp_path):
+    config = from_dict({"mechanism": "linear", "task": {"name": "copy"}, "train": {"lr": 1, "steps": 7}})
+    assert config.train.lr == 1.0
+    assert isinstance(config.train.lr, float)
+    (tmp_path / "c.yaml").write_text(dump(config))
+    assert from_dict(load(tmp_path / "c.yaml")) == config
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"mechanisms": "vla"}, "unknown key 'mechanisms'; did you mean 'mechanism'"),
+        ({"train": {"learning_rate": 1}}, r"unknown key 'train.learning_rate'"),
+        ({"train": {"step": 1}}, r"unknown key 'train.step'; did you mean 'train.steps'"),
+        ({"train": {"steps": 0}}, "train.steps must be at least 1"),
+        ({"train": {"lr": -1.0}}, "train.lr must be greater than 0"),
+        ({"train": {"warmup": 1.0}}, "train.warmup must be below 1"),
+        ({"train": {"precision": "fp8"}}, "train.precision must be one of 'fp32', 'bf16'"),
+    ],
+)
+def test_wrong_values_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        from_dict(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"seed": "x"}, "seed must be int, got 'x'"),
+        ({"seed": True}, "seed must be int, got True"),
+        ({"train": {"steps": 1.5}}, "train.steps must be int, got 1.5"),
+        ({"train": 3}, "train must hold keys and values, got 3"),
+        ({"task": "mqar"}, "task must be Mapping, got 'mqar'"),
+    ],
+)
+def test_wrong_types_are_refused(values, message):
+    with pytest.raises(TypeError, match=message):
+        from_dict(values)
+
+
+def test_override_reads_values_as_yaml_and_leaves_the_original_alone():
+    values = {"train": {"steps": 5}}
+    changed = override(
+        values, ["train.lr=1e-3", "train.steps=9", "mechanism=linear", "layer.conv=4", "layer.bias=false"]
+    )
+    assert changed == {
+        "train": {"steps": 9, "lr": 1e-3},
+        "mechanism": "linear",
+        "layer": {"conv": 4, "bias": False},
+    }
+    assert values == {"train": {"steps": 5}}
+    for bad in ("train.lr", "=3"):
+        with pytest.raises(ValueError, match="--set takes key=value"):
+            override(values, [bad])
+    with pytest.raises(ValueError, match="'steps' is a value, not a group"):
+        override(values, ["train.steps.x=1"])
+    assert parse_value("null") is None
+
+
+def test_files_that_are_not_yaml_are_refused(tmp_path):
+    bad = tmp_path / "bad.yaml"
+    for content in (b"a: [1", b"\xff\xfe\x00", b"- 1\n- 2\n"):
+        bad.write_bytes(content)
+        with pytest.raises(ValueError, match=r"bad\.yaml"):
+            load(bad)
+    bad.write_text("")
+    assert load(bad) == {}
+    assert yaml.safe_load(dump(RunConfig()))["mechanism"] == "vla"
+
+
+def test_the_rate_warms_up_linearly_and_falls_as_a_cosine():
+    train = TrainConfig(steps=100, lr=2.0, warmup=0.1)
+    assert [learning_rate(step, train) for step in (0, 4, 9)] == pytest.approx([0.2, 1.0, 2.0])
+    assert learning_rate(55, train) == pytest.approx(1.0)
+    assert learning_rate(99, train) == pytest.approx(1 + math.cos(math.pi * 89 / 90))
+    assert learning_rate(0, TrainConfig(steps=10, lr=2.0, warmup=0)) == 2.0

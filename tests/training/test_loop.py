@@ -1,0 +1,186 @@
+"""Training: it learns, resumes to the same bits, survives kills, and says when it diverges or cannot write."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+
+import pytest
+import torch
+
+from varla.training import Diverged, Interrupted, Run, RunError, build_model, checkpoint, evaluate, from_dict, train
+from varla.training.config import override
+from varla.training.progress import Silent
+
+TINY = {
+    "mechanism": "vla",
+    "task": {"name": "mqar", "n": 2, "vocab_size": 16},
+    "model": {"d_model": 16, "n_heads": 2, "n_layers": 1, "ffn": 16},
+    "train": {
+        "steps": 30, "batch_size": 4, "log_every": 1, "eval_every": 10, "eval_batches": 1, "eval_batch_size": 8,
+        "checkpoint_every": 7, "lr": 1e-3,
+    },
+}  # fmt: skip
+
+
+def tiny(*assignments):
+    return from_dict(override(TINY, assignments))
+
+
+def numbers(folder):
+    """Everything logged but the clock."""
+    return [{k: v for k, v in entry.items() if k != "tokens/s"} for entry in Run(folder).metrics()]
+
+
+def weights(folder):
+    return (checkpoint.latest(Run(folder).checkpoints) / "model.safetensors").read_bytes()
+
+
+class StopAt(Silent):
+    """Sends this process a signal after so many steps."""
+
+    def __init__(self, at, number):
+        self.at, self.number = at, number
+
+    def step(self, step, entry):
+        if step == self.at:
+            os.kill(os.getpid(), self.number)
+
+
+def test_a_run_leaves_its_folder_in_order(tmp_path):
+    record = train(tiny(), tmp_path / "run", device="cpu")
+    run = Run(tmp_path / "run")
+    assert run.config() == tiny()
+    assert json.loads(run.record_file.read_text()) == json.loads(json.dumps(record))
+    assert record["status"] == "finished"
+    assert record["steps"] == 30
+    assert record["config"]["seed"] == 42
+    assert record["environment"]["torch"] == torch.__version__
+    assert record["parameters"] == sum(p.numel() for p in build_model(tiny()).parameters())
+    entries = run.metrics()
+    assert [e["step"] for e in entries] == list(range(1, 31))
+    assert [e["step"] for e in entries if "eval/eval" in e] == [10, 20, 30]
+    assert record["final"] == {"eval/eval": entries[-1]["eval/eval"]}
+    assert [p.name for p in checkpoint.all_in(run.checkpoints)] == ["step-00000028", "step-00000030"]
+    assert any((run.folder / "tensorboard").iterdir())
+    model = build_model(tiny())
+    checkpoint.load_weights(checkpoint.latest(run.checkpoints), model)
+    assert evaluate(model, tiny(), torch.device("cpu")) == record["final"]
+
+
+@pytest.mark.parametrize("mechanism", ["vla", "softmax", "deltanet"])
+def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path, mechanism):
+    config = tiny(f"mechanism={mechanism}")
+    train(config, tmp_path / "whole", device="cpu")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        folder = tmp_path / f"cut-{number}"
+        with pytest.raises(Interrupted, match=r"stopped and saved after step 12.*--resume"):
+            train(config, folder, progress=StopAt(12, number), device="cpu")
+        assert Run(folder).record()["status"] == "interrupted"
+        record = train(config, folder, resume=True, device="cpu")
+        assert record["status"] == "finished"
+        assert numbers(folder) == numbers(tmp_path / "whole")
+        assert weights(folder) == weights(tmp_path / "whole")
+
+
+def _train_quietly(config, folder, resume):
+    train(config, folder, resume=resume, device="cpu")
+
+
+def test_killed_at_twenty_random_moments_it_loses_only_the_steps_since_the_last_checkpoint(tmp_path):
+    config = tiny("train.steps=400", "train.checkpoint_every=3", "train.eval_every=50")
+    train(config, tmp_path / "whole", device="cpu")
+    folder, choose = tmp_path / "killed", random.Random(0)
+    context = multiprocessing.get_context("fork")
+    kills, before = 0, 0
+    while kills < 20:
+        resume = Run(folder).config_file.exists()
+        child = context.Process(target=_train_quietly, args=(config, folder, resume))
+        child.start()
+        child.join(choose.uniform(0.02, 0.35))
+        if child.exitcode is not None:
+            assert child.exitcode == 0
+            break
+        child.kill()
+        child.join()
+        kills += 1
+        found = checkpoint.latest(Run(folder).checkpoints)
+        saved = int(found.name.split("-")[1]) if found else 0
+        assert saved >= before, "a kill must not lose a checkpoint"
+        done = [entry["step"] for entry in Run(folder).metrics()]
+        assert not done or done[-1] - saved <= 3 + 1
+        before = saved
+    assert kills >= 5
+    if Run(folder).record().get("status") != "finished":
+        train(config, folder, resume=Run(folder).config_file.exists(), device="cpu")
+    assert numbers(folder) == numbers(tmp_path / "whole")
+    assert weights(folder) == weights(tmp_path / "whole")
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
+    with pytest.raises(Diverged, match=r"diverged at step \d+: "):
+        train(tiny("train.lr=1e30", "train.warmup=0"), tmp_path / "run", device="cpu")
+    record = Run(tmp_path / "run").record()
+    assert record["status"] == "diverged"
+    assert "diverged at step" in record["message"]
+
+
+def test_a_gradient_that_is_not_finite_is_named(tmp_path, monkeypatch):
+    from varla.training import loop
+
+    def spoiled(config):
+        model = build_model(config)
+        model.blocks[0].mixer.q.weight.register_hook(lambda g: g * float("nan"))
+        return model
+
+    monkeypatch.setattr(loop, "build_model", spoiled)
+    with pytest.raises(Diverged, match=r"diverged at step 1: the gradient of blocks.0.mixer.q.weight is not finite"):
+        train(tiny(), tmp_path / "run", device="cpu")
+
+
+def test_folders_that_cannot_be_used_are_refused_before_training(tmp_path, monkeypatch):
+    train(tiny("train.steps=2"), tmp_path / "run", device="cpu")
+    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    with pytest.raises(RunError, match="already holds a run: resume it, or choose another"):
+        train(tiny(), tmp_path / "run", device="cpu")
+    with pytest.raises(RunError, match="was made with other settings of train"):
+        train(tiny(), tmp_path / "run", resume=True, device="cpu")
+    with pytest.raises(RunError, match="holds no run"):
+        train(tiny(), tmp_path / "nothing", resume=True, device="cpu")
+    assert before == {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot be written to"):
+        train(tiny(), tmp_path / "file" / "run", device="cpu")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10}))
+    with pytest.raises(RunError, match="has 10 bytes free; checkpoints need about"):
+        train(tiny(), tmp_path / "full", device="cpu")
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path):
+    train(tiny(), tmp_path / "run", device="cpu")
+    before = numbers(tmp_path / "run"), weights(tmp_path / "run")
+    record = train(tiny(), tmp_path / "run", resume=True, device="cpu")
+    assert record["status"] == "finished"
+    assert (numbers(tmp_path / "run"), weights(tmp_path / "run")) == before
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
+def test_a_damaged_checkpoint_is_named(tmp_path, name):
+    train(tiny(), tmp_path / "run", device="cpu")
+    file = checkpoint.latest(Run(tmp_path / "run").checkpoints) / name
+    file.write_bytes(file.read_bytes()[:10])
+    with pytest.raises(ValueError, match=name):
+        train(tiny(), tmp_path / "run", resume=True, device="cpu")
+
+
+def test_it_really_learns(tmp_path):
+    """A model of one layer learns to recall two pairs, far above chance, in a few hundred steps."""
+    started = time.monotonic()
+    config = tiny(
+        "train.steps=600", "train.batch_size=32", "train.lr=5e-3", "train.eval_every=600", "preset=tuned",
+        "model.d_model=32", "train.eval_batches=8", "train.eval_batch_size=32", "train.checkpoint_every=600",
+    )  # fmt: skip
+    record = train(config, tmp_path / "run", device="cpu")
+    assert record["final"]["eval/eval"] > 0.9, time.monotonic() - started
