@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch._dynamo.testing
 
 import varla
 from tests.ops.cases import assert_same, randn, vla_inputs, vla_state, with_gradients

@@ -6,6 +6,7 @@ from typing import Any, Generic
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from varla.ops.backends import backends
 from varla.ops.checks import check_cu_seqlens, check_state
@@ -124,6 +125,9 @@ def _run_chunk(
     chunk_size: int,
 ) -> tuple[Tensor, StateT]:
     *memory, t = state.tensors().values()
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in (*inputs, *memory)):  # type: ignore[no-untyped-call]
+        # torch would take the operator for a constant, and its derivative for zero.
+        raise RuntimeError("forward-mode derivatives are not supported by backend='chunk'; use backend='reference'")
     keep = torch.is_grad_enabled() and any(x.requires_grad for x in (*inputs, *memory))
     outputs = chunk(list(inputs), memory, t, cu_seqlens, encode(settings), chunk_size, keep)
     t = t + (inputs[0].shape[1] if cu_seqlens is None else cu_seqlens.diff().to(t))
