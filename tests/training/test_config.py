@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from varla.training import RunConfig, TrainConfig, from_dict, load, override
-from varla.training.config import dump, parse_value
+from varla.training.config import dump
 from varla.training.schedule import learning_rate
 
 
@@ -23,6 +23,8 @@ def test_yaml_round_trip(tmp_path):
     assert isinstance(config.train.lr, float)
     (tmp_path / "c.yaml").write_text(dump(config))
     assert from_dict(load(tmp_path / "c.yaml")) == config
+    (tmp_path / "d.yaml").write_text("train: {lr: 1e-3}")
+    assert from_dict(load(tmp_path / "d.yaml")).train.lr == 1e-3
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,7 @@ def test_wrong_values_are_refused(values, message):
         ({"seed": True}, "seed must be int, got True"),
         ({"train": {"steps": 1.5}}, "train.steps must be int, got 1.5"),
         ({"train": 3}, "train must hold keys and values, got 3"),
-        ({"task": "mqar"}, "task must be Mapping, got 'mqar'"),
+        ({"task": "mqar"}, "task must hold keys and values, got 'mqar'"),
     ],
 )
 def test_wrong_types_are_refused(values, message):
@@ -73,7 +75,9 @@ def test_override_reads_values_as_yaml_and_leaves_the_original_alone():
             override(values, [bad])
     with pytest.raises(ValueError, match="'steps' is a value, not a group"):
         override(values, ["train.steps.x=1"])
-    assert parse_value("null") is None
+    with pytest.raises(ValueError, match=r"--set train.lr=\[: '\[' is not valid YAML"):
+        override(values, ["train.lr=["])
+    assert override({}, ["x=null", "y=[1e-3, a1e]"]) == {"x": None, "y": [1e-3, "a1e"]}
 
 
 def test_files_that_are_not_yaml_are_refused(tmp_path):

@@ -1,6 +1,7 @@
 """Presets: the paper's protocol and a fair one. Data only."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from varla.layers.options import refuse_unknown
@@ -30,6 +31,8 @@ def backbone_config(
 ) -> BackboneConfig:
     """The preset's backbone for a mechanism, with `layer` options and other fields of BackboneConfig changed on top."""
     refuse_unknown("preset", preset, PRESETS)
+    for name in changes:
+        refuse_unknown("model setting", name, [field.name for field in fields(BackboneConfig)])
     chosen = PRESETS[preset]
     options = {**chosen["layer"], **chosen["by mechanism"].get(mechanism, {}), **(layer or {})}
     return BackboneConfig(**{"mechanism": mechanism, **chosen["backbone"], **changes, "layer": options})

@@ -1,6 +1,7 @@
 """A run's settings: one nested, frozen value that YAML maps onto, with errors that name the nearest valid key."""
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -85,7 +86,7 @@ def load(path: str | Path) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold keys and values, got {type(values).__name__}")
-    return values
+    return {key: numbers(value) for key, value in values.items()}
 
 
 def override(values: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
@@ -101,18 +102,21 @@ def override(values: Mapping[str, Any], assignments: Iterable[str]) -> dict[str,
             place = place.setdefault(part, {})
             if not isinstance(place, dict):
                 raise ValueError(f"--set {assignment}: {part!r} is a value, not a group of keys")
-        place[last] = parse_value(text)
+        try:
+            place[last] = numbers(yaml.safe_load(text))
+        except yaml.YAMLError as error:
+            raise ValueError(f"--set {assignment}: {text!r} is not valid YAML") from error
     return result
 
 
-def parse_value(text: str) -> Any:
-    """A value as YAML reads it, except that 1e-3 is a number (YAML 1.1 insists on 1.0e-3)."""
-    value = yaml.safe_load(text)
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
+def numbers(value: Any) -> Any:
+    """The value, with every string that is a number in exponent notation as one: YAML 1.1 takes 1e-3 for text."""
+    if isinstance(value, dict):
+        return {key: numbers(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [numbers(each) for each in value]
+    if isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", value):
+        return float(value)
     return value
 
 
@@ -154,5 +158,7 @@ def _typed(path: str, value: Any, hint: Any) -> Any:
         return float(value)
     elif any(isinstance(value, kind) for kind in allowed):
         return value
+    if Mapping in allowed:
+        raise TypeError(f"{path} must hold keys and values, got {value!r}")
     names = " or ".join(getattr(kind, "__name__", str(kind)) for kind in allowed)
     raise TypeError(f"{path} must be {names}, got {value!r}")

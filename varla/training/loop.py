@@ -110,7 +110,13 @@ class _Stop:
 class _Trainer:
     def __init__(self, config: RunConfig, run: Run, progress: Progress, device: str | None):
         from accelerate import Accelerator
+        from accelerate.state import AcceleratorState
 
+        if device not in (None, "cpu", "cuda"):
+            raise ValueError(f"device must be 'cpu', 'cuda' or None (whatever there is), got {device!r}")
+        if device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("device='cuda' was asked for, but PyTorch finds no CUDA device here")
+        AcceleratorState._reset_state(True)  # an earlier run in this process may have had another precision
         self.config, self.run_, self.progress = config, run, progress
         precision = "bf16" if config.train.precision == "bf16" else "no"
         self.accelerator = Accelerator(mixed_precision=precision, cpu=device == "cpu")

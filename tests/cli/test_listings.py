@@ -1,0 +1,58 @@
+"""info, mechanisms, tasks: what is there is all listed."""
+
+import torch
+
+import varla as package
+from tests.cli.cases import refused, varla
+from varla import tasks
+from varla.layers import MECHANISMS, build
+from varla.ops.backends import Backend
+
+
+def test_info_shows_versions_devices_and_backends():
+    result = varla("info")
+    assert result.exit_code == 0
+    for word in (package.__version__, torch.__version__, "python", "gpu", *package.backends()):
+        assert word in result.stdout
+
+
+def test_info_says_why_a_backend_is_missing(monkeypatch):
+    missing = {"kernel": Backend("kernel", "a kernel", False, "there is no GPU here")}
+    monkeypatch.setattr(package, "backends", lambda: missing)
+    assert "there is no GPU here" in varla("info").stdout
+
+
+def test_mechanisms_lists_all_with_options_and_state():
+    result = varla("mechanisms")
+    assert result.exit_code == 0
+    for name, kind in MECHANISMS.items():
+        assert name in result.stdout
+        assert kind.summary in result.stdout
+        assert f"{build(name, d_model=128, n_heads=4).state_size(1000):,}" in result.stdout
+    assert "lambda0=0.1" in result.stdout
+    assert "output_norm=none" in result.stdout.split("Options of all")[1]
+
+
+def test_tasks_lists_all_with_settings_and_chance():
+    result = varla("tasks")
+    assert result.exit_code == 0
+    for name in tasks.names():
+        task = tasks.make(name)
+        line = next(line for line in result.stdout.splitlines() if f" {name} " in line)
+        assert f"seq_len={task.seq_len}, vocab_size={task.vocab_size}" in line
+        assert f"{task.chance:.4f}" in line
+        assert f"{task.best:.4f}" in line
+
+
+def test_tasks_show_describes_and_draws():
+    result = varla("tasks", "show", "mqar", "--n", 3, "--seq-len", 12, "--vocab-size", 16, "--seed", 5)
+    assert result.exit_code == 0
+    task = tasks.make("mqar", n=3, seq_len=12, vocab_size=16)
+    assert " ".join(result.stdout.split()).startswith(task.describe())
+    assert task.example(torch.Generator().manual_seed(5)) in result.stdout
+
+
+def test_tasks_show_refuses_what_it_does_not_know():
+    assert refused(varla("tasks", "show", "mqra"), "mqra", "did you mean 'mqar'")
+    assert refused(varla("tasks", "show", "copy", "--n", 3), "unknown setting 'n'")
+    assert refused(varla("tasks", "show", "mqar", "--n", 0), "n must be at least 1")

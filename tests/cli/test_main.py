@@ -1,0 +1,99 @@
+"""The command as a whole: help with examples, version, exit codes, and no traceback for what a person can mend."""
+
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import varla as package
+from tests.cli.cases import refused, varla
+from varla.cli import errors, main
+from varla.training import Diverged, Interrupted, RunError
+
+NAMES = [each.name or each.callback.__name__ for each in main.app.registered_commands]
+NAMES += [each.name for each in main.app.registered_groups]
+
+
+def test_all_commands_are_there():
+    assert {"info", "mechanisms", "tasks", "train", "eval", "compare", "sweep"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("command", [*NAMES, "tasks show"])
+def test_help_of_every_command_has_an_example(command):
+    result = varla(*command.split(), "--help")
+    assert result.exit_code == 0
+    assert f"Example: varla {command}" in result.stdout
+
+
+def test_help_names_every_command():
+    result = varla("--help")
+    assert all(f" {name} " in result.stdout for name in NAMES)
+    assert "Example: varla train" in result.stdout
+
+
+def test_version():
+    assert varla("--version").stdout.strip() == package.__version__
+
+
+def test_as_a_process_help_loads_nothing_heavy():
+    script = (
+        "import sys; from varla.cli import app\ntry: app()\nfinally: print(*sys.modules, sep='\\n', file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", script, "--help"], capture_output=True, text=True, check=True)
+    assert "Usage: varla" in result.stdout
+    loaded = set(result.stderr.split())
+    assert "varla.cli.train" in loaded
+    assert not loaded & {"accelerate", "altair", "yaml", "tensorboard", "varla.training", "varla.layers"}
+
+
+def test_unknown_command_and_option_are_usage_errors():
+    assert varla("trian").exit_code == 2
+    assert varla("train", "--stepz", "3").exit_code == 2
+
+
+def raising(error):
+    app = typer.Typer(cls=errors.Commands)
+
+    @app.callback()
+    def root(traceback: bool = False) -> None:
+        pass
+
+    @app.command()
+    def fail() -> None:
+        raise error
+
+    return app
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ValueError("bad value"), 2),
+        (TypeError("bad type"), 2),
+        (RunError("bad folder"), 2),
+        (FileNotFoundError(2, "No such file", "there.yaml"), 2),
+        (ModuleNotFoundError("No module named 'altair'", name="altair"), 2),
+        (Diverged("diverged at step 3"), 3),
+        (Interrupted("stopped; go on with: varla train --resume x"), 130),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_errors_are_a_line_and_an_exit_code(error, code):
+    result = CliRunner().invoke(raising(error), ["fail"])
+    assert refused(result, getattr(error, "filename", None) or str(error), code=code)
+
+
+def test_ctrl_c_is_130():
+    assert refused(CliRunner().invoke(raising(KeyboardInterrupt()), ["fail"]), "interrupted", code=130)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), KeyError("a bug"), ModuleNotFoundError("x", name="varla.x")])
+def test_what_nobody_foresaw_is_raised(error):
+    assert CliRunner().invoke(raising(error), ["fail"]).exception is error
+
+
+def test_traceback_on_request():
+    error = ValueError("bad value")
+    assert CliRunner().invoke(raising(error), ["--traceback", "fail"]).exception is error

@@ -1,0 +1,171 @@
+"""varla train: folders, settings, resumption, and every way to be refused."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.cases import TINY, refused, varla, write
+from varla.training import Run, RunConfig, from_dict
+
+
+def train(*arguments):
+    return varla("train", *arguments, "--device", "cpu")
+
+
+def test_trains_and_reports(trained):
+    run = Run(trained)
+    assert run.record()["status"] == "finished"
+    assert run.config() == from_dict(TINY)
+    assert [entry["step"] for entry in run.metrics()] == [1, 2, 3, 4]
+
+
+def test_prints_folder_progress_and_accuracy_beside_chance(tiny, tmp_path):
+    result = train(tiny, "--out", tmp_path / "run", "--set", "task.name=mqar-ood", "--set", "train.lr=1e-3")
+    assert result.exit_code == 0
+    assert str(tmp_path / "run") in result.stdout
+    assert "step 4/4" in result.stdout
+    for name in ("id", "ood"):
+        assert any(line.startswith(name) and "chance 0.0079" in line for line in result.stdout.splitlines())
+    assert Run(tmp_path / "run").config().train.lr == 1e-3
+
+
+def test_quiet_prints_only_the_result(tiny, tmp_path):
+    result = train(tiny, "--out", tmp_path / "run", "--quiet")
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["run", "eval"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ([], "vla-mqar-n2-s42"),
+        (["mechanism=linear", "seed=7", "task.n=1"], "linear-mqar-n1-s7"),
+    ],
+)
+def test_default_folder(tiny, tmp_path, monkeypatch, changes, name):
+    monkeypatch.chdir(tmp_path)
+    options = [word for change in changes for word in ("--set", change)]
+    assert train(tiny, "--quiet", *options).exit_code == 0
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [name]
+
+
+def test_default_folder_of_a_task_without_pairs():
+    from varla.cli.train import default_folder
+
+    assert default_folder(from_dict({"task": {"name": "copy", "seq_len": 32}})).name == "vla-copy-t32-s42"
+
+
+def test_without_a_file_the_defaults():
+    from varla.cli.train import read
+
+    assert read(None, []) == RunConfig()
+    assert read(None, ["task.n=16"]).task == {"name": "mqar", "n": 16}
+    assert read(None, ["task.name=copy"]).task == {"name": "copy"}
+
+
+def test_existing_run_is_refused(trained, tiny):
+    before = (trained / "record.json").read_text()
+    assert refused(train(tiny, "--out", trained), str(trained), f"varla train --resume {trained}", "--out")
+    assert (trained / "record.json").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("train.stepz=3", ["train.stepz", "did you mean 'train.steps'"]),
+        ("mechanizm=vla", ["mechanizm", "did you mean 'mechanism'"]),
+        ("mechanism=vlaa", ["vlaa", "did you mean 'vla'"]),
+        ("preset=papre", ["did you mean 'paper'"]),
+        ("task.name=mqra", ["did you mean 'mqar'"]),
+        ("task.m=3", ["unknown setting 'm'"]),
+        ("layer.lambda=3", ["lambda", "did you mean 'lambda0'"]),
+        ("model.d_modle=3", ["d_modle"]),
+        ("train.steps=many", ["train.steps must be int", "'many'"]),
+        ("train.steps=0", ["train.steps", "at least 1"]),
+        ("train=3", ["train must hold keys and values"]),
+        ("train.steps.x=3", ["is a value, not a group"]),
+        ("train.steps", ["key=value"]),
+    ],
+)
+def test_bad_settings_are_refused_before_anything_is_written(tiny, tmp_path, change, words):
+    assert refused(train(tiny, "--out", tmp_path / "run", "--set", change), *words)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("task: [1, 2", "not valid YAML"),
+        ("- 1\n- 2\n", "must hold keys and values"),
+        ("steps: 3\n", "unknown key 'steps'"),
+    ],
+)
+def test_bad_files_are_refused(tmp_path, text, word):
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    assert refused(train(path, "--out", tmp_path / "run"), word)
+
+
+def test_missing_file_is_refused(tmp_path):
+    assert refused(train(tmp_path / "none.yaml"), "none.yaml", "No such file")
+
+
+def test_folder_that_cannot_be_written_is_refused(tiny, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert refused(train(tiny, "--out", tmp_path / "file" / "run"), "cannot be written")
+
+
+def test_device_that_is_not_there_is_refused(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert refused(varla("train", tiny, "--device", "cuda"), "no CUDA device")
+    assert refused(varla("train", tiny, "--device", "tpu"), "cpu, cuda", "'tpu'")
+    assert refused(varla("train", tiny, "--device", "cuda:1"), "CUDA_VISIBLE_DEVICES")
+
+
+def test_resume_takes_no_other_settings(trained, tiny):
+    for extra in ([tiny], ["--set", "seed=1"], ["--out", trained]):
+        assert refused(train("--resume", trained, *extra), "--resume")
+
+
+def test_resume_of_what_is_no_run_is_refused(tmp_path):
+    assert refused(train("--resume", tmp_path), "holds no run")
+
+
+def test_divergence_is_3_and_recorded(diverged):
+    folder, result = diverged
+    assert refused(result, "diverged at step 2", code=3)
+    assert str(folder) in result.stdout
+    assert Run(folder).record()["status"] == "diverged"
+
+
+def test_ctrl_c_saves_and_resume_gives_the_numbers_of_an_unbroken_run(tiny, tmp_path):
+    settings = ["--set", "train.steps=300", "--set", "train.eval_every=300"]
+    broken, whole = tmp_path / "broken", tmp_path / "whole"
+    command = [sys.executable, "-m", "varla.cli", "train", tiny, "--out", broken, "--device", "cpu", *settings]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert any("step 1/300" in line for line in iter(process.stdout.readline, ""))
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert stderr.startswith("error: stopped and saved after step")
+    assert f"varla train --resume {broken}" in stderr
+    assert json.loads((broken / "record.json").read_text())["status"] == "interrupted"
+    assert train("--resume", broken, "--quiet").exit_code == 0
+    assert train(tiny, "--out", whole, "--quiet", *settings).exit_code == 0
+    assert losses(broken) == losses(whole)
+
+
+def losses(folder):
+    return [(entry["step"], entry["loss"], entry.get("eval/eval")) for entry in Run(folder).metrics()]
+
+
+def test_config_file_may_leave_out_the_task(tmp_path):
+    from varla.cli.train import read
+
+    path = write(tmp_path / "some.yaml", {"seed": 3})
+    assert read(path, ["task.n=4"]).task == {"name": "mqar", "n": 4}

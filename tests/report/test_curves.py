@@ -1,0 +1,81 @@
+"""Learning curves: every run drawn in a look of its own, and files that need no network."""
+
+import re
+
+import pytest
+
+from varla.report.curves import DASHES, PALETTE, SHAPES, learning_curves, save
+
+RUNS = {
+    "vla": [{"step": 1, "loss": 3.0}, {"step": 2, "eval/eval": 0.5}, {"step": 4, "eval/eval": 1.0}],
+    "linear": [{"step": 2, "eval/eval": 0.25}, {"step": 4, "eval/eval": float("nan")}],
+}
+
+
+def values(chart, layer=0):
+    found = chart.to_dict()
+    data = found["layer"][layer].get("data") or found["data"]  # Altair moves what all layers share to the top
+    return found["datasets"][data["name"]]
+
+
+def test_points_are_the_logged_values_that_are_finite():
+    assert values(learning_curves(RUNS)) == [
+        {"run": "vla", "step": 2, "value": 0.5},
+        {"run": "vla", "step": 4, "value": 1.0},
+        {"run": "linear", "step": 2, "value": 0.25},
+    ]
+    assert values(learning_curves(RUNS, metric="loss")) == [{"run": "vla", "step": 1, "value": 3.0}]
+
+
+def test_chance_is_a_rule():
+    assert len(learning_curves(RUNS).to_dict()["layer"]) == 1
+    chart = learning_curves(RUNS, chance=0.125)
+    assert chart.to_dict()["layer"][1]["mark"]["type"] == "rule"
+    assert [point["value"] for point in values(chart, layer=1)] == [0.125]
+
+
+def test_series_differ_in_colour_shape_and_dash():
+    count = 40
+    runs = {f"run {i}": [{"step": 1, "loss": 1.0}] for i in range(count)}
+    encoding = learning_curves(runs, "loss").to_dict()["layer"][0]["encoding"]
+    looks = [
+        [str(choice) for choice in encoding[channel]["scale"]["range"]] for channel in ("color", "shape", "strokeDash")
+    ]
+    assert all(encoding[channel]["scale"]["domain"] == list(runs) for channel in ("color", "shape", "strokeDash"))
+    assert len(set(zip(*looks, strict=True))) == count
+    # Without colour, too, up to as many series as shapes and dashes can tell apart.
+    assert len(set(zip(*looks[1:], strict=True))) == len(SHAPES) * len(DASHES)
+    assert len(set(PALETTE)) == 8
+
+
+def test_metric_that_nobody_logged_is_refused():
+    with pytest.raises(ValueError, match=r"no run has logged 'acc' \(logged: eval/eval, loss\)"):
+        learning_curves(RUNS, "acc")
+    with pytest.raises(ValueError, match="nothing yet"):
+        learning_curves({"vla": []})
+
+
+def test_html_is_self_contained(tmp_path):
+    text = save(learning_curves(RUNS), tmp_path / "new" / "curves.html").read_text()
+    assert "vega" in text
+    assert not re.search(r"<script[^>]*\bsrc\s*=", text)
+    assert not re.search(r"<link[^>]*\bhref\s*=", text)
+    assert not re.search(r"""\b(import|from)\s*\(?\s*["']https?:""", text)
+
+
+def test_png_and_svg(tmp_path):
+    chart = learning_curves(RUNS, chance=0.1)
+    assert save(chart, tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    svg = save(chart, tmp_path / "CURVES.SVG").read_text()
+    assert svg.startswith("<svg")
+    assert "linear" in svg
+
+
+def test_other_formats_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"\.html, \.png, \.svg, got 'curves\.pdf'"):
+        save(learning_curves(RUNS), tmp_path / "curves.pdf")
+
+
+def test_thousands_of_points_are_drawn():
+    runs = {"long": [{"step": i, "loss": 1.0} for i in range(6000)]}
+    assert len(values(learning_curves(runs, "loss"))) == 6000

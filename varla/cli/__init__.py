@@ -1,0 +1,12 @@
+"""The command `varla`. One module a command, each with a `register` that `varla.cli.main` calls."""
+
+
+def app() -> None:
+    """Run the command line with the process's arguments."""
+    try:
+        from varla.cli.main import app as commands
+    except ModuleNotFoundError as error:
+        if error.name not in ("typer", "rich"):
+            raise
+        raise SystemExit(f"error: the command line needs {error.name}: pip install 'varla[lab]'") from None
+    commands(prog_name="varla")

@@ -1,0 +1,5 @@
+"""`python -m varla.cli`."""
+
+from varla.cli import app
+
+app()

@@ -1,0 +1,47 @@
+"""What goes wrong, as one red line and an exit code; a traceback only for what nobody foresaw, or when asked for."""
+
+import errno
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from varla.cli.output import complain
+
+FAILED, USAGE, DIVERGED, INTERRUPTED = 1, 2, 3, 130
+
+
+class Commands(TyperGroup):
+    """The commands, with errors that a person can act on shown as a line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was asked for."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            complain("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+        except Exception as error:
+            found = explain(error)
+            if found is None or ctx.params.get("traceback"):
+                raise
+            message, code = found
+            complain(message)
+            raise typer.Exit(code) from None
+
+
+def explain(error: Exception) -> tuple[str, int] | None:
+    """(message, exit code) of an error that a person can act on; None for one that is ours to mend."""
+    if isinstance(error, (ValueError, TypeError)):
+        return str(error), USAGE
+    if isinstance(error, OSError) and error.errno != errno.EPIPE:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}", USAGE
+    if isinstance(error, ImportError) and not (error.name or "").startswith("varla"):
+        return f"this command needs a package that is not installed: {error}", USAGE
+    if isinstance(error, RuntimeError):
+        from varla.training import Diverged, Interrupted
+
+        codes: dict[type[RuntimeError], int] = {Diverged: DIVERGED, Interrupted: INTERRUPTED}
+        return (str(error), codes[type(error)]) if type(error) in codes else None
+    return None

@@ -1,0 +1,76 @@
+"""`varla eval`: a trained model on its own task or a changed one."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from varla.cli.options import Device, Settings, check_device
+from varla.cli.output import say
+from varla.cli.train import report
+
+if TYPE_CHECKING:
+    from varla.models import Backbone
+    from varla.training import RunConfig
+
+CHANGEABLE = ("train.eval_batches", "train.eval_batch_size", "seed")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("eval", epilog="Example: varla eval runs/first --set task.n=4")(evaluate)
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Folder of the run.", metavar="RUN")],
+    settings: Settings = None,
+    device: Device = None,
+) -> None:
+    """Evaluate a run's newest checkpoint, on its own task or a changed one."""
+    import torch
+
+    from varla import training
+    from varla.training import checkpoint
+
+    chosen = torch.device(check_device(device) or ("cuda" if torch.cuda.is_available() else "cpu"))
+    config = training.Run(run).config()
+    changed = change(config, settings or ())
+    found = checkpoint.latest(training.Run(run).checkpoints)
+    if found is None:
+        raise training.RunError(f"{run} holds no checkpoint yet: go on with `varla train --resume {run}`")
+    model = training.build_model(config)
+    checkpoint.load_weights(found, model)
+    check_fits(model, changed)
+    say(f"model    {found}")
+    report(changed, training.evaluate(model.to(chosen), changed, chosen))
+
+
+def change(config: "RunConfig", settings: Sequence[str]) -> "RunConfig":
+    """The run's settings with changes to what it is evaluated on; the model is as it was trained."""
+    from varla import training
+
+    for text in settings:
+        key = text.partition("=")[0].strip()
+        if not key.startswith("task.") and key not in CHANGEABLE:
+            allowed = ", ".join(("task.*", *CHANGEABLE))
+            raise ValueError(f"--set {text}: the model stays as it was trained; only {allowed} can be changed")
+    return training.from_dict(training.override(config.to_dict(), settings))
+
+
+def check_fits(model: "Backbone", config: "RunConfig") -> None:
+    """Refuse a task with more tokens, or longer sequences, than the model was made for."""
+    from varla.training import build_task
+
+    for task in build_task(config).evaluations().values():
+        if task.vocab_size > model.config.vocab_size:
+            raise ValueError(
+                f"the task has {task.vocab_size} tokens, the model knows {model.config.vocab_size}: "
+                "lower task.vocab_size"
+            )
+        if model.positions is not None and task.seq_len > model.config.max_len:
+            raise ValueError(
+                f"the task's sequences have {task.seq_len} tokens, but the model learned positions for "
+                f"{model.config.max_len}: evaluate on shorter ones, or train with "
+                f"--set model.max_len={task.seq_len} or --set model.positions=none"
+            )

@@ -1,0 +1,40 @@
+"""All commands together. Another one is a module with a `register(app)` and one line in `COMMANDS`."""
+
+from typing import Annotated
+
+import typer
+
+from varla import __version__
+from varla.cli import compare, demo, evaluate, info, mechanisms, sweep, tasks, train
+from varla.cli.errors import Commands
+
+COMMANDS = (info, mechanisms, tasks, train, evaluate, compare, sweep, demo)
+
+app = typer.Typer(
+    cls=Commands,
+    help="Variational Linear Attention: train and compare constant-memory sequence mixers.",
+    epilog="Example: varla train --set mechanism=vla --set task.n=8",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in COMMANDS:
+    command.register(app)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    traceback: Annotated[
+        bool, typer.Option("--traceback", help="On an error show where in the code it arose, not one line.")
+    ] = False,
+) -> None:
+    """Variational Linear Attention: train and compare constant-memory sequence mixers."""

@@ -1,0 +1,65 @@
+"""How the commands print: tables and lines on stdout, complaints on stderr."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+# Wide enough for every table: what reads a pipe does not want its columns folded.
+_PIPE_WIDTH = 240
+
+
+def console() -> Console:
+    """Standard output: as wide as the terminal, or wide enough for any table."""
+    found = Console(highlight=False)
+    if not found.is_terminal and "COLUMNS" not in os.environ:
+        found = Console(highlight=False, width=_PIPE_WIDTH)
+    return found
+
+
+def say(text: str = "") -> None:
+    """Print text as it is, on as many lines as it has."""
+    console().print(Text(text), soft_wrap=True)
+
+
+def complain(text: str) -> None:
+    """Print an error to stderr, in red where there are colours."""
+    Console(stderr=True, highlight=False).print(Text(f"error: {text}", style="red"), soft_wrap=True)
+
+
+def table(
+    headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = (), title: str = ""
+) -> Table:
+    """A table of plain text; the columns named in `right` hold numbers."""
+    found = Table(title=title or None, title_justify="left")
+    for header in headers:
+        found.add_column(Text(header), justify="right" if header in right else "left", overflow="fold")
+    for row in rows:
+        found.add_row(*(Text(cell) for cell in row))
+    return found
+
+
+def show(found: Table) -> None:
+    """Print a table."""
+    console().print(found)
+
+
+def settings(values: Mapping[str, object]) -> str:
+    """Settings on one line, as one would type them."""
+    return ", ".join(f"{key}={value}" for key, value in values.items())
+
+
+def share(value: float | None) -> str:
+    """An accuracy."""
+    return "" if value is None else f"{value:.4f}"
+
+
+def accuracies(found: Mapping[str, object]) -> dict[str, float]:
+    """The evaluations among logged values, by the name of what was evaluated on."""
+    return {
+        key.removeprefix("eval/"): float(value)
+        for key, value in found.items()
+        if key.startswith("eval/") and isinstance(value, (int, float))
+    }

@@ -1,0 +1,124 @@
+"""`varla sweep`: every combination of a grid, in parallel, as `varla.training.sweep` works it off."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.live import Live
+from rich.table import Table
+
+from varla.cli.errors import FAILED
+from varla.cli.options import Device, check_device
+from varla.cli.output import accuracies, complain, console, say, share, show, table
+
+if TYPE_CHECKING:
+    from varla.training.sweep import Job
+
+WAITING, RUNNING = "waiting", "running"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog="Example: varla sweep grid.yaml --out runs/sweep --jobs 4")(sweep)
+
+
+def sweep(
+    grid: Annotated[
+        Path, typer.Argument(help="YAML with base: (a run's settings) and grid: (keys with lists).", metavar="GRID")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the runs; left out, named after GRID, under runs/.", metavar="FOLDER")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time; left out, one a GPU, or one a core.", metavar="N")
+    ] = None,
+    device: Device = None,
+) -> None:
+    """Train every combination of a grid; the same command again does only what is missing."""
+    from varla.training import sweep as sweeps
+
+    check_device(device)
+    folder = out or Path("runs") / grid.stem
+    found = sweeps.expand(*sweeps.read(grid), folder)
+    sweeps.plan(found)
+    say(f"sweep    {folder}: {counts(found)}")
+    view: Board | Lines = Board() if console().is_terminal else Lines()
+    with view:
+        sweeps.run(found, workers=jobs, device=device, watch=view.show)
+    show(board(found, f"{folder}: {counts(found)}"))
+    failed = [job for job in found if job.state == sweeps.FAILED]
+    for job in failed:
+        complain(f"{job.name} failed: {job.note} (all of it in {job.log})")
+    if failed:
+        raise typer.Exit(FAILED)
+
+
+class Lines:
+    """For logs and pipes: a line when a run's state changes, and at every quarter of the way."""
+
+    def __init__(self) -> None:
+        """Nothing is printed yet."""
+        self.seen: dict[str, tuple[str, int]] = {}
+
+    def __enter__(self) -> "Lines":
+        """Nothing to prepare."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to put away."""
+
+    def show(self, jobs: Sequence["Job"]) -> None:
+        """Print what is new."""
+        for job in jobs:
+            state, _ = self.seen.get(job.name, (WAITING, 0))
+            if job.skipped or (job.state == state and state != RUNNING):
+                continue
+            latest = job.latest()
+            now = (job.state, 4 * int(latest.get("step", 0)) // job.config.train.steps)
+            if now != self.seen.get(job.name):
+                say("  ".join(cell for cell in row(job, latest) if cell))
+            self.seen[job.name] = now
+
+
+class Board:
+    """For terminals: one table that is drawn anew."""
+
+    def __init__(self) -> None:
+        """The table appears with the first jobs."""
+        self.live = Live(console=console(), auto_refresh=False, transient=True)
+
+    def __enter__(self) -> "Board":
+        """Take over the lower part of the terminal."""
+        self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give it back."""
+        self.live.stop()
+
+    def show(self, jobs: Sequence["Job"]) -> None:
+        """Draw the table: all runs, or where they do not fit, those that run or failed."""
+        room = max(1, self.live.console.height - 6)
+        shown = list(jobs) if len(jobs) <= room else [job for job in jobs if job.state in (RUNNING, "failed")]
+        self.live.update(board(shown[:room], counts(jobs)), refresh=True)
+
+
+def counts(jobs: Sequence["Job"]) -> str:
+    """How many runs are in which state."""
+    states = [f"{job.state} before" if job.skipped else job.state for job in jobs]
+    return f"{len(jobs)} runs: " + ", ".join(f"{states.count(each)} {each}" for each in dict.fromkeys(states))
+
+
+def board(jobs: Sequence["Job"], title: str) -> Table:
+    """The jobs as a table."""
+    headers = ("run", "state", "step", "loss", "accuracy", "note")
+    return table(headers, [row(job, job.latest()) for job in jobs], right=("step", "loss"), title=title)
+
+
+def row(job: "Job", latest: Mapping[str, Any]) -> tuple[str, ...]:
+    """A job as text."""
+    step = f"{latest.get('step', 0)}/{job.config.train.steps}"
+    loss = f"{latest['loss']:.4f}" if "loss" in latest else ""
+    found = ", ".join(f"{name} {share(value)}" for name, value in accuracies(latest).items())
+    return job.name, job.state, step, loss, found, job.note

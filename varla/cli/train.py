@@ -1,0 +1,89 @@
+"""`varla train`: one run, from a file, from the defaults, or from where it stopped."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from varla.cli.options import Device, Settings, check_device
+from varla.cli.output import accuracies, say, share
+
+if TYPE_CHECKING:
+    from varla.training import RunConfig
+
+EXAMPLES = """Example: varla train --set mechanism=deltanet --set task.n=16
+
+Example: varla train config.yaml --out runs/first
+
+Example: varla train --resume runs/first"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog=EXAMPLES)(train)
+
+
+def train(
+    config: Annotated[
+        Path | None, typer.Argument(help="Settings as YAML; what it leaves out takes the defaults.", metavar="CONFIG")
+    ] = None,
+    settings: Settings = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run; left out, named after it, under runs/.", metavar="FOLDER")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with the run in this folder, to the same numbers.", metavar="FOLDER")
+    ] = None,
+    device: Device = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")] = False,
+) -> None:
+    """Train one model on one task; accuracies, checkpoints and a record go to the run's folder."""
+    from varla import training
+    from varla.training.progress import choose
+
+    check_device(device)
+    if resume is None:
+        chosen = read(config, settings or ())
+        folder = out or default_folder(chosen)
+        if training.Run(folder).config_file.exists():
+            how = f"go on with `varla train --resume {folder}`, or choose another folder with --out"
+            raise training.RunError(f"{folder} already holds a run: {how}")
+    elif config or settings or out:
+        raise ValueError("--resume goes on with the run's own settings: leave out CONFIG, --set and --out")
+    else:
+        chosen, folder = training.Run(resume).config(), resume
+    speaks = os.environ.get("RANK", "0") == "0"  # one of several processes
+    if speaks:
+        say(f"run      {folder}")
+    record = training.train(chosen, folder, resume=resume is not None, progress=choose(quiet), device=device)
+    if speaks:
+        report(chosen, record["final"])
+
+
+def read(config: Path | None, settings: Sequence[str]) -> "RunConfig":
+    """The settings in a file, or none, with the changes applied."""
+    from varla import training
+    from varla.training.sweep import complete
+
+    values = complete(training.load(config) if config else {}, [text.partition("=")[0].strip() for text in settings])
+    return training.from_dict(training.override(values, settings))
+
+
+def default_folder(config: "RunConfig") -> Path:
+    """runs/<mechanism>-<task>-n<pairs>-s<seed>; a task without pairs is told apart by its length."""
+    from varla.training import build_task
+
+    task: Any = build_task(config)
+    size = f"n{task.n}" if hasattr(task, "n") else f"t{task.seq_len}"
+    return Path("runs") / f"{config.mechanism}-{task.name}-{size}-s{config.seed}"
+
+
+def report(config: "RunConfig", found: dict[str, Any]) -> None:
+    """Print accuracies, each beside chance on the very task."""
+    from varla.training import build_task
+
+    evaluations = build_task(config).evaluations()
+    for name, value in accuracies(found).items():
+        say(f"{name:<8} accuracy {share(value)}   chance {share(evaluations[name].chance)}")

@@ -1,0 +1,1 @@
+"""Experiments made of tasks, models and training. Each is one module."""

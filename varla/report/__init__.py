@@ -1,0 +1,1 @@
+"""Tables and plots, drawn from the records of runs alone."""

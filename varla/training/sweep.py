@@ -1,0 +1,272 @@
+"""Many runs from one grid, in parallel processes. What is finished is not done again, what was cut short goes on.
+
+base:                      # a run's settings
+  train: {steps: 3000}
+grid:                      # every combination of these is one run
+  mechanism: [vla, deltanet]
+  task.n: [8, 16]
+  seed: [1, 2, 3]
+"""
+
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from varla.layers import MECHANISMS
+from varla.layers.options import refuse_unknown
+from varla.models import backbone_config
+from varla.training.config import RunConfig, from_dict, load, override
+from varla.training.loop import Diverged, Interrupted, _Stop, build_task, train
+from varla.training.run import Run, RunError
+
+WAITING, RUNNING, FAILED = "waiting", "running", "failed"
+FINISHED, DIVERGED, INTERRUPTED = "finished", "diverged", "interrupted"  # as records have them
+_EXIT_DIVERGED, _EXIT_INTERRUPTED = 3, 130
+# Keys whose value says by itself what it is: vla-n8, not mechanismvla-n8.
+_TELLING = ("mechanism", "preset", "task.name")
+_PATIENCE = 120.0  # seconds that a stopped worker has to save
+
+
+@dataclass
+class Job:
+    """One run of a sweep: what to do, and how far it is. `note` says what went wrong."""
+
+    name: str
+    folder: Path
+    values: Mapping[str, Any]
+    config: RunConfig
+    state: str = WAITING
+    resume: bool = False
+    skipped: bool = False
+    note: str = ""
+
+    @property
+    def log(self) -> Path:
+        """What the worker printed. Beside the runs, so that every folder of a sweep is a run."""
+        return self.folder.parent / ".logs" / f"{self.name}.log"
+
+    def latest(self) -> dict[str, Any]:
+        """The newest value of everything logged, by name."""
+        found: dict[str, Any] = {}
+        for entry in Run(self.folder).metrics():
+            found.update(entry)
+        return found
+
+
+def complete(values: Mapping[str, Any], changed: Iterable[str]) -> dict[str, Any]:
+    """Settings with the default task filled in, unless they or the changed keys choose one of their own.
+
+    Without this, `task.n=16` alone would replace the default task by one that has no name.
+    """
+    own_task = "task" in values or "task.name" in changed
+    return dict(values) if own_task else {**values, "task": dict(RunConfig().task)}
+
+
+def read(path: str | Path) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """(base, grid) of a sweep's YAML file."""
+    values = load(path)
+    for key in values:
+        refuse_unknown(f"key in {path}", key, ("base", "grid"))
+    base, grid = values.get("base") or {}, values.get("grid")
+    if not isinstance(base, dict):
+        raise TypeError(f"base in {path} must hold a run's settings, got {base!r}")
+    if not isinstance(grid, dict) or not grid:
+        raise ValueError(f"{path} needs a grid: keys, each with a list of values, such as `seed: [1, 2, 3]`")
+    for key, choices in grid.items():
+        if not isinstance(choices, list) or not choices:
+            raise TypeError(f"grid.{key} in {path} must be a list of at least one value, got {choices!r}")
+        if repeated := [x for i, x in enumerate(choices) if x in choices[:i]]:
+            raise ValueError(f"grid.{key} in {path} lists {repeated[0]!r} twice")
+    return base, grid
+
+
+def expand(base: Mapping[str, Any], grid: Mapping[str, Sequence[Any]], folder: Path) -> list[Job]:
+    """Every combination of the grid's values as a job. One that cannot work is an error that names the combination."""
+    jobs: list[Job] = []
+    start = complete(base, grid)
+    for combination in itertools.product(*grid.values()):
+        values = dict(zip(grid, combination, strict=True))
+        name = _name(values)
+        try:
+            # JSON is YAML, and by way of text a rate written 1e-3 is a number, as it is for --set.
+            config = from_dict(override(start, [f"{key}={json.dumps(x, default=str)}" for key, x in values.items()]))
+            _check(config)
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"run {name}: {error}") from error
+        jobs.append(Job(name, folder / name, values, config))
+    names = [job.name for job in jobs]
+    if repeated := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"different values of the grid give the same folder name: {', '.join(sorted(repeated))}")
+    return jobs
+
+
+def plan(jobs: Iterable[Job]) -> None:
+    """Look at what is there: finished and diverged runs are skipped, others that have begun are resumed.
+
+    Raises RunError if a folder holds a run with other settings.
+    """
+    for job in jobs:
+        run = Run(job.folder)
+        if not run.config_file.exists():
+            continue
+        run.reopen(job.config)
+        record = run.record()
+        if record.get("status") in (FINISHED, DIVERGED):
+            job.state, job.note, job.skipped = record["status"], record.get("message") or "", True
+        else:
+            job.resume = True
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def gpus(device: str | None) -> list[str]:
+    """Names, as CUDA_VISIBLE_DEVICES has them, of the GPUs to spread workers over."""
+    if device == "cpu" or not torch.cuda.is_available():
+        return []
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]
+
+
+def environment(slot: int, workers: int, devices: Sequence[str]) -> dict[str, str]:
+    """Environment of the worker in `slot`: its GPU and its share of the cores, at most OMP_NUM_THREADS where set."""
+    threads = max(1, cores() // workers)
+    allowed = os.environ.get("OMP_NUM_THREADS", "")
+    if allowed.isdigit() and int(allowed) > 0:
+        threads = min(threads, int(allowed))
+    found = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    if devices:
+        found["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
+    return found
+
+
+def run(
+    jobs: Sequence[Job],
+    *,
+    workers: int | None = None,
+    device: str | None = None,
+    watch: Callable[[Sequence[Job]], None] = lambda jobs: None,
+    pause: float = 0.25,
+) -> None:
+    """Work off all waiting jobs, `workers` at a time (None: one a GPU, or one a core), and leave how each ended in it.
+
+    `watch` is called every `pause` seconds. Raises Interrupted, after the workers have saved, on Ctrl-C or SIGTERM.
+    """
+    waiting = deque(job for job in jobs if job.state == WAITING)
+    devices = gpus(device)
+    count = max(1, min(len(waiting), workers or len(devices) or cores()))
+    active: dict[int, tuple[Job, subprocess.Popen[bytes]]] = {}
+    with _Stop() as stop:
+        try:
+            while (waiting or active) and not stop.wanted:
+                for slot in range(count):
+                    if slot not in active and waiting:
+                        job = waiting.popleft()
+                        active[slot] = (job, _start(job, environment(slot, count, devices), device))
+                time.sleep(pause)
+                for slot, (job, process) in list(active.items()):
+                    if process.poll() is not None:
+                        _settle(job, process.returncode, stopping=stop.wanted)
+                        del active[slot]
+                watch(jobs)
+        finally:
+            _stop(active.values())
+            watch(jobs)
+    if stop.wanted and any(job.state in (WAITING, INTERRUPTED) for job in jobs):
+        done = sum(job.state in (FINISHED, DIVERGED) for job in jobs)
+        raise Interrupted(f"stopped and saved with {done} of {len(jobs)} runs done; go on with the same command")
+
+
+def _name(values: Mapping[str, Any]) -> str:
+    lasts = [key.rsplit(".", 1)[-1] for key in values]
+    parts = []
+    for key, value in values.items():
+        last = key.rsplit(".", 1)[-1]
+        prefix = "" if key in _TELLING else last if lasts.count(last) == 1 else key
+        text = value if isinstance(value, str) else json.dumps(value, default=str)
+        parts.append(prefix + re.sub(r"[^A-Za-z0-9.+_-]+", "_", text))
+    return "-".join(parts)
+
+
+def _check(config: RunConfig) -> None:
+    """What can be known to be wrong without building the model."""
+    build_task(config)
+    refuse_unknown("mechanism", config.mechanism, MECHANISMS)
+    backbone_config(config.preset, config.mechanism, layer=config.layer, **config.model)
+
+
+def _start(job: Job, environment: dict[str, str], device: str | None) -> "subprocess.Popen[bytes]":
+    order = {"config": job.config.to_dict(), "folder": str(job.folder), "resume": job.resume, "device": device}
+    script = f"from {__name__} import work; work()"
+    try:
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        with job.log.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-c", script, json.dumps(order)],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+    except OSError as error:
+        raise RunError(f"{job.log.parent} cannot be written to: {error.strerror or error}") from error
+    job.state = RUNNING
+    return process
+
+
+def work() -> None:
+    """A worker process: one run, given as JSON in the only argument; says by its exit code how it ended."""
+    order = json.loads(sys.argv[1])
+    try:
+        train(from_dict(order["config"]), order["folder"], resume=order["resume"], device=order["device"])
+    except Diverged:
+        raise SystemExit(_EXIT_DIVERGED) from None  # the record says where
+    except Interrupted as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(_EXIT_INTERRUPTED) from None
+
+
+def _settle(job: Job, code: int, *, stopping: bool) -> None:
+    """How a job ended, from its worker's exit code."""
+    if code in (0, _EXIT_DIVERGED):
+        job.state = FINISHED if code == 0 else DIVERGED
+        job.note = str(Run(job.folder).record().get("message") or "")
+    elif stopping:
+        job.state = INTERRUPTED
+    elif code < 0:
+        job.state, job.note = FAILED, f"killed by {signal.Signals(-code).name}"
+    else:
+        job.state, job.note = FAILED, _last_line(job.log) or f"exit code {code}"
+
+
+def _stop(active: Iterable[tuple[Job, "subprocess.Popen[bytes]"]]) -> None:
+    """Ask the workers that still run to save, and wait for them."""
+    for _, process in active:
+        process.terminate()
+    deadline = time.monotonic() + _PATIENCE
+    for job, process in active:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        _settle(job, process.returncode, stopping=True)
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
