@@ -24,7 +24,7 @@ def step(settings: dict[str, Any]) -> Callable[[], None]:
 
     def call() -> None:
         logits, _ = model(inputs)
-        cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100).backward()
+        torch.autograd.backward(cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
