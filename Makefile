@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 .PHONY: help demo test lint types pytest bench clean
 
 help:
-	@echo "make demo    store and recall associations with three linear memories, on the CPU"
+	@echo "make demo    four mechanisms learn associative recall on the CPU; table, picture, page under runs/demo"
 	@echo "make test    ruff, mypy and pytest, as CI runs them"
 	@echo "make bench   speed and memory of the CPU forms; writes benchmarks/results/cpu.json"
 	@echo "make clean   remove the virtual environment and all caches"
@@ -20,7 +20,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(READY)
-	$(BIN)/python examples/recall.py
+	$(BIN)/varla demo --out runs/demo
 
 test: lint types pytest
 

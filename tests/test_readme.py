@@ -24,11 +24,13 @@ def test_numbers_are_those_of_the_committed_benchmark():
     ]
 
 
-def test_the_example_runs(tmp_path, monkeypatch):
-    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+def test_the_examples_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict = {}
-    exec(compile(code, "README.md", "exec"), names)
+    operator, layer = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    exec(compile(operator, "README.md", "exec"), names)
     assert names["q"].grad is not None
     assert (tmp_path / "memory.safetensors").stat().st_size > 0
     assert names["state"].t.tolist() == [2001, 2001]
+    exec(compile(layer, "README.md", "exec"), names)
+    assert names["y"].shape == (2, 1, 128)

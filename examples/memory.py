@@ -1,6 +1,6 @@
 """What each linear memory remembers: store n key-value pairs, ask for all of them, count the right answers.
 
-Run by `make demo`. No training: this is the memory itself, with the operators of varla and nothing around them.
+No training: this is the memory itself, with the operators of varla and nothing around them.
 """
 
 import time
