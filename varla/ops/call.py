@@ -23,7 +23,7 @@ Loop = Callable[..., tuple[Tensor, Any]]
 
 @dataclass(frozen=True)
 class Mechanism(Generic[StateT]):
-    """An operator's parts: its state, the form of each backend but "chunk", and how a state begins.
+    """An operator's parts: its state, the form of each backend but "chunk", and how a state begins if not as zeros.
 
     A loop takes (*inputs [B, T, H, *], state, settings), all in the state's precision, and returns (outputs, state).
     """
@@ -31,7 +31,7 @@ class Mechanism(Generic[StateT]):
     name: str
     state: type[StateT]
     loops: Mapping[str, Loop]
-    initial: Callable[..., StateT]
+    initial: Callable[..., StateT] | None = None
 
 
 def run(
@@ -112,6 +112,8 @@ def begin(
 ) -> StateT:
     """The state handed in, checked, or a fresh one."""
     if state is None:
+        if mechanism.initial is None:
+            return mechanism.state.zeros(sizes, state_dtype(dtype), device)
         return mechanism.initial(sizes, settings, state_dtype(dtype), device)
     check_state(name, state, mechanism.state, sizes, device, dtype)
     return state

@@ -3,7 +3,6 @@
 The delta rule of Yang et al. is `delta_rule`; this one writes with full strength and forgets everything alike.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -90,14 +89,4 @@ def _reference(
     return torch.stack(outputs, 1).to(v.dtype), DeltaRuleState(S, t)
 
 
-def _initial(
-    sizes: Mapping[str, int], settings: DecayedDeltaRuleSettings, dtype: torch.dtype, device: torch.device
-) -> DeltaRuleState:
-    B, H, D, Dv = (sizes[letter] for letter in ("B", "H", "D", "Dv"))
-    return DeltaRuleState(
-        S=torch.zeros(B, H, Dv, D, dtype=dtype, device=device),
-        t=torch.zeros(B, dtype=torch.int64, device=device),
-    )
-
-
-_DECAYED = Mechanism("decayed_delta_rule", DeltaRuleState, {"reference": _reference}, _initial)
+_DECAYED = Mechanism("decayed_delta_rule", DeltaRuleState, {"reference": _reference})

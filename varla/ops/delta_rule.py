@@ -3,7 +3,6 @@
 This is not what the VLA paper calls DeltaNet, which decays S by a gate and writes with full strength.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -107,14 +106,4 @@ def _reference(
     return torch.stack(outputs, 1).to(v.dtype), DeltaRuleState(S, t)
 
 
-def _initial(
-    sizes: Mapping[str, int], settings: DeltaRuleSettings, dtype: torch.dtype, device: torch.device
-) -> DeltaRuleState:
-    B, H, D, Dv = (sizes[letter] for letter in ("B", "H", "D", "Dv"))
-    return DeltaRuleState(
-        S=torch.zeros(B, H, Dv, D, dtype=dtype, device=device),
-        t=torch.zeros(B, dtype=torch.int64, device=device),
-    )
-
-
-_DELTA = Mechanism("delta_rule", DeltaRuleState, {"reference": _reference}, _initial)
+_DELTA = Mechanism("delta_rule", DeltaRuleState, {"reference": _reference})

@@ -1,6 +1,5 @@
 """Linear attention (Katharopoulos et al. 2020): S <- S + v phi(k)^T, o = S phi(q) / (z . phi(q))."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -76,15 +75,4 @@ def _reference(
     return torch.stack(outputs, 1).to(v.dtype), LinearAttentionState(S, z, t)
 
 
-def _initial(
-    sizes: Mapping[str, int], settings: LinearAttentionSettings, dtype: torch.dtype, device: torch.device
-) -> LinearAttentionState:
-    B, H, D, Dv = (sizes[letter] for letter in ("B", "H", "D", "Dv"))
-    return LinearAttentionState(
-        S=torch.zeros(B, H, Dv, D, dtype=dtype, device=device),
-        z=torch.zeros(B, H, D, dtype=dtype, device=device),
-        t=torch.zeros(B, dtype=torch.int64, device=device),
-    )
-
-
-_LINEAR = Mechanism("linear_attention", LinearAttentionState, {"reference": _reference}, _initial)
+_LINEAR = Mechanism("linear_attention", LinearAttentionState, {"reference": _reference})

@@ -1,7 +1,7 @@
 """What a mechanism remembers: tensors of constant size, batch first, that can be moved, cut loose and saved."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -39,6 +39,16 @@ class State:
     def of(cls: type[StateT], values: Iterable[Tensor]) -> StateT:
         """A state from its tensors, in the order of `LAYOUT`."""
         return cls(*values)
+
+    @classmethod
+    def zeros(cls: type[StateT], sizes: Mapping[str, int], dtype: torch.dtype, device: torch.device) -> StateT:
+        """A state of zeros, its shapes from the letters of `LAYOUT`."""
+        return cls.of(
+            torch.zeros(
+                [sizes[letter] for letter in dims.split()], dtype=torch.int64 if name == "t" else dtype, device=device
+            )
+            for name, dims in cls.LAYOUT.items()
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """The state's tensors by name, in the order of its fields."""

@@ -133,14 +133,9 @@ def vla_step(
 
 def _initial(sizes: Mapping[str, int], settings: VLASettings, dtype: torch.dtype, device: torch.device) -> VLAState:
     """S = 0, A = I / lambda0, z = 0, t = 0 (lines 1 to 3 of Algorithm 1)."""
-    B, H, D, Dv = (sizes[letter] for letter in ("B", "H", "D", "Dv"))
-    eye = torch.eye(D, dtype=dtype, device=device)
-    return VLAState(
-        S=torch.zeros(B, H, Dv, D, dtype=dtype, device=device),
-        A=(eye / settings.lambda0).repeat(B, H, 1, 1),
-        z=torch.zeros(B, H, D, dtype=dtype, device=device),
-        t=torch.zeros(B, dtype=torch.int64, device=device),
-    )
+    state = VLAState.zeros(sizes, dtype, device)
+    state.A.diagonal(dim1=-2, dim2=-1).fill_(1 / settings.lambda0)
+    return state
 
 
 _VLA = Mechanism("vla", VLAState, {"reference": reference.vla_reference, "scan": scan.vla_scan}, _initial)

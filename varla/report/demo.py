@@ -7,7 +7,7 @@ from pathlib import Path
 import altair as alt
 
 from varla.experiments.demo import Result
-from varla.report.curves import PALETTE, learning_curves, save
+from varla.report.curves import DASHES, PALETTE, learning_curves, save
 
 SENTENCE = (
     "Each sequence holds eight key-value pairs and then asks for values by their keys. VLA writes only what its "
@@ -33,7 +33,9 @@ def write(results: Sequence[Result], folder: Path) -> dict[str, Path]:
         )
         if (chart := over_positions(results, name, title)) is not None
     ]
-    body = alt.vconcat(*panels, spacing=40).resolve_scale(color="independent", strokeDash="independent")
+    body = alt.vconcat(*panels, spacing=40).resolve_scale(
+        color="independent", strokeDash="independent", shape="independent"
+    )
     page = folder / "index.html"
     page.write_text(_page(body.to_html(inline=True, fullhtml=False, output_div="charts"), results), encoding="utf-8")
     return {"curves": picture, "page": page}
@@ -48,12 +50,13 @@ def over_positions(results: Sequence[Result], name: str, title: str) -> alt.Char
     ]
     if not points:
         return None
+    names = [r.mechanism for r in results]  # a mechanism keeps its look from panel to panel
     chart: alt.Chart = alt.Chart(alt.InlineData(points), title=title).mark_line(point=True)
     chart = chart.encode(
         x=alt.X("position:Q", title="token"),
         y=alt.Y("value:Q", title=name),
-        color=alt.Color("mechanism:N", scale=alt.Scale(range=list(PALETTE))),
-        strokeDash="mechanism:N",
+        color=alt.Color("mechanism:N", scale=alt.Scale(domain=names, range=list(PALETTE[: len(names)]))),
+        strokeDash=alt.StrokeDash("mechanism:N", scale=alt.Scale(domain=names, range=list(DASHES[: len(names)]))),
         tooltip=["mechanism:N", "position:Q", "value:Q"],
     )
     sized: alt.Chart = chart.properties(width=560, height=200)
