@@ -29,17 +29,31 @@ RUNS: dict[str, tuple[dict[str, Any], float, float]] = {
 }
 
 
-def one(name: str, folder: str, steps: int | None, seed: int) -> dict[str, Any]:
+def one(job: tuple[str, str, int | None, int]) -> dict[str, Any]:
     import torch
 
     from varla.training import from_dict, train
 
+    name, folder, steps, seed = job
     torch.set_num_threads(1)
     settings = {**RUNS[name][0], "seed": seed}
     settings["train"] = {**settings["train"], **({"steps": steps} if steps else {}), "checkpoint_every": 100_000}
-    record = train(from_dict(settings), Path(folder) / name.replace(", ", "-").replace(" ", "-"))
-    print(f"{name}: {record['final']} in {record['seconds']:.0f} s", flush=True)
-    return record
+    return row(name, train(from_dict(settings), Path(folder) / name.replace(", ", "-").replace(" ", "-")))
+
+
+def row(name: str, record: dict[str, Any]) -> dict[str, Any]:
+    _, low, high = RUNS[name]
+    accuracy = record["final"]["eval/eval"]
+    return {
+        "run": name,
+        "accuracy": accuracy,
+        "expected": [low, high],
+        "as expected": low <= accuracy <= high,
+        "seconds": record["seconds"],
+        "device": record["device"],
+        "config": record["config"],
+        "environment": record["environment"],
+    }
 
 
 def main() -> None:
@@ -49,28 +63,18 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=len(RUNS))
     parser.add_argument("names", nargs="*", help=f"runs to do, of: {', '.join(RUNS)}")
     arguments = parser.parse_args()
-    names = arguments.names or list(RUNS)
+    jobs = [(name, arguments.steps, arguments.seed) for name in arguments.names or RUNS]
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder, multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
-        records = pool.starmap(one, [(name, folder, arguments.steps, arguments.seed) for name in names])
-    results = []
-    for name, record in zip(names, records, strict=True):
-        _, low, high = RUNS[name]
-        accuracy = record["final"]["eval/eval"]
-        results.append(
-            {
-                "run": name,
-                "accuracy": accuracy,
-                "expected": [low, high],
-                "as expected": low <= accuracy <= high,
-                "seconds": record["seconds"],
-                "device": record["device"],
-                "config": record["config"],
-            }
-        )
-    cells = [[r["run"], f"{r['accuracy']:.4f}", str(r["expected"]), str(r["as expected"])] for r in results]
+        for found in pool.imap_unordered(one, [(name, folder, steps, seed) for name, steps, seed in jobs]):
+            print(f"{found['run']}: {found['accuracy']:.4f} in {found['seconds']:.0f} s", flush=True)
+            rows.append(found)
+            if not arguments.steps:  # after each: what is done survives a stop
+                write(
+                    "recall", {"seed": arguments.seed, "runs": sorted(rows, key=lambda r: list(RUNS).index(r["run"]))}
+                )
+    cells = [[r["run"], f"{r['accuracy']:.4f}", str(r["expected"]), str(r["as expected"])] for r in rows]
     print(table(["run", "accuracy", "expected", "as expected"], cells))
-    if not arguments.steps:
-        write("recall", {"seed": arguments.seed, "runs": results})
 
 
 if __name__ == "__main__":
