@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from varla.cli.main import app
 from varla.experiments import demo
-from varla.report.demo import over_positions
+from varla.report.demo import over_positions, sentence
 from varla.training import Run
 
 
@@ -20,7 +20,7 @@ def test_it_ends_with_a_table_a_picture_and_a_page(shown):
     assert result.exit_code == 0, result.output
     for name in demo.MECHANISMS:
         assert name in result.output
-    assert "not for lack of capacity" in " ".join(result.output.split())
+    assert "This run did not come out as expected" in " ".join(result.output.split())  # after two steps
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     page = (out / "index.html").read_text()
     assert "vegaEmbed" in page
@@ -43,6 +43,17 @@ def test_readings_cover_every_position(shown):
     assert all(len(values) == 25 for values in result.readings.values())
     assert over_positions([result], "|A|", "A") is not None
     assert over_positions([result], "nothing", "") is None
+
+
+def test_the_sentence_says_what_is_seen(shown):
+    out, _ = shown
+    results = [demo.collect(out / "runs" / name) for name in demo.MECHANISMS]
+    for result, accuracy in zip(results, (1.0, 0.2, 0.14, 0.14), strict=True):
+        result.record["final"]["eval/eval"] = accuracy
+    assert "not for lack of capacity" in sentence(results)
+    results[0].record["final"]["eval/eval"] = 0.5
+    assert "did not come out as expected" in sentence(results)
+    assert "vla 0.500" in sentence(results)
 
 
 def test_finished_runs_are_not_trained_again(shown):

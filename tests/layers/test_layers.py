@@ -149,6 +149,20 @@ def test_wrong_inputs_and_foreign_states_are_refused():
         softmax(x, vla(x)[1])
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_packing_more_than_one_row_or_wrongly_is_refused(name):
+    layer, x = make(name, {"conv": 4}), randn(2, 16, 24, seed=1)
+    with pytest.raises(ValueError, match="B must be 1, got 2"):
+        layer(x, cu_seqlens=torch.tensor([0, 8, 16]))
+    with pytest.raises(ValueError, match="cu_seqlens must end with"):
+        layer(x[:1], cu_seqlens=torch.tensor([0, 8, 17]))
+
+
+def test_the_norm_of_S_is_a_heads_even_with_a_gate_per_channel():
+    layer = make("deltanet-paper", {"gate": "channel"})
+    assert layer.watch(randn(2, 5, 24, seed=1))["|S|"].shape == (2, 5, 3)
+
+
 def test_options_are_listed_with_their_defaults():
     found = options_of(MECHANISMS["vla"])
     assert found["lambda0"] == 0.1

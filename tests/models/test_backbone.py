@@ -121,6 +121,7 @@ def test_errors():
     with pytest.raises(ValueError, match="n_layers must be at least 1"):
         BackboneConfig(n_layers=0)
     net = model("paper", "vla", max_len=8)
+    assert net(tokens(1, 16), cu_seqlens=torch.tensor([0, 8, 16]))[0].shape == (1, 16, 128)
     with pytest.raises(ValueError, match="learned positions end at max_len = 8, got 9 tokens"):
         net(tokens(1, 9))
     _, state = net(tokens(1, 8))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import varla
-from tests.ops.cases import LENGTHS, assert_same, randn, with_gradients
+from tests.ops.cases import LENGTHS, assert_same, error, randn, with_gradients
 from varla.ops.chunk import plan
 
 B, H, D, DV = 2, 2, 5, 4
@@ -62,6 +62,16 @@ def test_decayed_chunk_equals_the_reference(T):
             assert_same(
                 with_gradients(operator, inputs, state, backend="chunk", chunk_size=chunk_size, **options), wanted
             )
+
+
+@pytest.mark.parametrize("shut", [-2e4, -float("inf")])
+def test_a_gate_that_shuts_completely_costs_no_precision(shut):
+    operator, inputs, _ = decayed_case(32)
+    inputs[3] = torch.full_like(inputs[3], -0.01)
+    inputs[3][:, 9] = shut
+    wanted = operator(*inputs, backend="reference")
+    got = operator(*(x.float() for x in inputs), backend="chunk")
+    assert error(got, wanted) <= 1e-5
 
 
 @pytest.mark.parametrize("budget", [1, 40, 4096])

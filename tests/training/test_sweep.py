@@ -51,7 +51,7 @@ def test_rates_as_people_write_them_are_numbers(tmp_path):
     (tmp_path / "grid.yaml").write_text(text)
     jobs = expand(*read(tmp_path / "grid.yaml"), tmp_path)
     assert [job.config.train.lr for job in jobs] == [1e-3, 0.01, 3.0]
-    assert names(jobs) == ["lr1e-3", "lr0.01", "lr3"]
+    assert names(jobs) == ["lr0.001", "lr0.01", "lr3"]
 
 
 def test_names_are_safe_and_unambiguous(tmp_path):

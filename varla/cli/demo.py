@@ -42,6 +42,6 @@ def demo(
     ]
     headers = ("mechanism", "accuracy", "chance", "state bytes", "tokens/s", "seconds")
     show(table(headers, rows, right=headers[1:], title=f"after {steps} steps"))
-    say(report.SENTENCE)
+    say(report.sentence(results))
     say(f"picture  {written['curves']}")
     say(f"page     {written['page']}")

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from varla.layers.conv import ShortConvolution
 from varla.ops import State
+from varla.ops.packing import check_packing
 from varla.ops.settings import check_choice, check_count, check_flag
 
 OUTPUT_NORMS = ("none", "layer", "rms")
@@ -78,8 +79,8 @@ class Layer(nn.Module, ABC):
     ):
         """`conv`: width of a short convolution before the projections. `output_norm`: over the merged heads."""
         super().__init__()
-        check_count("d_model", d_model, none_means="not allowed")
-        check_count("n_heads", n_heads, none_means="not allowed")
+        check_count("d_model", d_model)
+        check_count("n_heads", n_heads)
         check_count("head_dim", head_dim, none_means="d_model / n_heads")
         check_count("value_dim", value_dim, none_means="head_dim")
         check_count("conv", conv, none_means="no convolution")
@@ -116,6 +117,7 @@ class Layer(nn.Module, ABC):
         """(x after the convolution, q, k [B, T, H, head_dim], v [B, T, H, value_dim], state of the convolution)."""
         if x.dim() != 3 or x.shape[-1] != self.d_model:
             raise ValueError(f"x must have shape [B, T, d_model = {self.d_model}], got {list(x.shape)}")
+        check_packing(cu_seqlens, x.shape[0], x.shape[1], x.device)
         conv = None
         if self.conv is not None:
             x, conv = self.conv(x, None if state is None else state.conv, cu_seqlens)

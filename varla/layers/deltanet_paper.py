@@ -7,11 +7,12 @@ ELU + 1, and there is no normaliser.
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from varla.layers.base import FLOAT32, Layer
-from varla.ops import DeltaRuleState, decayed_delta_rule
+from varla.ops import DeltaRuleState, State, decayed_delta_rule
 from varla.ops.features import feature
 from varla.ops.settings import check_choice
 
@@ -45,6 +46,11 @@ class PaperDeltaNet(Layer):
             q, k, v, logsigmoid(self.gate(x)), initial_state=memory, return_state=True, cu_seqlens=cu_seqlens
         )
         return o.reshape(shape), state
+
+    def readings(self, memory: State, k: Tensor) -> dict[str, Tensor]:
+        """The norm of S of each head, whose rows may be kept as heads of their own."""
+        S = memory.tensors()["S"]
+        return {"|S|": torch.linalg.matrix_norm(S.reshape(S.shape[0], self.n_heads, self.value_dim, self.head_dim))}
 
     def memory_bytes(self, T: int) -> int:
         """S and the token count."""

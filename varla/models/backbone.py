@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from varla.layers import LayerState, build
+from varla.ops.packing import check_packing
 from varla.ops.settings import check_choice, check_count
 
 POSITIONS = ("learned", "none")
@@ -42,9 +43,7 @@ class BackboneConfig:
     def __post_init__(self) -> None:
         """Check every value but the mechanism's, which `varla.layers.build` checks."""
         for name in ("vocab_size", "d_model", "n_layers", "n_heads", "ffn", "max_len"):
-            if getattr(self, name) is None:
-                raise TypeError(f"{name} must be an integer, got None")
-            check_count(name, getattr(self, name), none_means="not allowed")
+            check_count(name, getattr(self, name))
         check_choice("positions", self.positions, POSITIONS)
         check_choice("initialisation", self.initialisation, INITIALISATIONS)
 
@@ -115,6 +114,7 @@ class Backbone(nn.Module):
         if tokens.dim() != 2 or tokens.is_floating_point():
             raise ValueError(f"tokens must be integers of shape [B, T], got {tokens.dtype} {list(tokens.shape)}")
         B, T = tokens.shape
+        check_packing(cu_seqlens, B, T, tokens.device)
         rows = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
         seen = torch.zeros(rows, dtype=torch.int64, device=tokens.device) if state is None else state.t
         index = torch.arange(T, device=tokens.device)
@@ -126,7 +126,7 @@ class Backbone(nn.Module):
             position, after = (seen[sequence] + index - cu_seqlens[sequence])[None], seen + cu_seqlens.diff()
         x = self.embedding(tokens)
         if self.positions is not None:
-            longest = T if state is None else int(after.max())
+            longest = T if state is None and cu_seqlens is None else int(after.max())
             if longest > self.config.max_len:
                 raise ValueError(f"learned positions end at max_len = {self.config.max_len}, got {longest} tokens")
             x = x + self.positions(position)

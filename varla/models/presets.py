@@ -26,13 +26,17 @@ _TUNED: dict[str, Any] = {
 PRESETS: Mapping[str, Mapping[str, Any]] = {"paper": _PAPER, "tuned": _TUNED}
 
 
+# What may be changed beside the mechanism and its layer options.
+SETTINGS = tuple(field.name for field in fields(BackboneConfig) if field.name not in ("mechanism", "layer"))
+
+
 def backbone_config(
     preset: str, mechanism: str, *, layer: Mapping[str, Any] | None = None, **changes: Any
 ) -> BackboneConfig:
     """The preset's backbone for a mechanism, with `layer` options and other fields of BackboneConfig changed on top."""
     refuse_unknown("preset", preset, PRESETS)
     for name in changes:
-        refuse_unknown("model setting", name, [field.name for field in fields(BackboneConfig)])
+        refuse_unknown("model setting", name, SETTINGS)
     chosen = PRESETS[preset]
     options = {**chosen["layer"], **chosen["by mechanism"].get(mechanism, {}), **(layer or {})}
     return BackboneConfig(**{"mechanism": mechanism, **chosen["backbone"], **changes, "layer": options})

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from varla.ops.backends import backends
-from varla.ops.checks import check_cu_seqlens, check_state
+from varla.ops.checks import check_state
 from varla.ops.chunk import chunk, encode
-from varla.ops.packing import sequence_bounds
+from varla.ops.packing import check_packing, sequence_bounds
 from varla.ops.settings import Settings, check_choice, check_count, check_flag
 from varla.ops.state import StateT, state_dtype
 
@@ -49,11 +49,7 @@ def run(
     """Outputs [B, T, H, Dv], with the final state if asked for. The inputs and settings have been checked."""
     check_flag("return_state", return_state)
     device, dtype = inputs[0].device, inputs[0].dtype
-    rows = sizes["B"]
-    if cu_seqlens is not None and check_cu_seqlens(cu_seqlens, rows, device):
-        rows = cu_seqlens.shape[0] - 1
-        if not torch.compiler.is_compiling():  # otherwise the operator itself looks, when it runs
-            sequence_bounds(cu_seqlens, sizes["T"])
+    rows = check_packing(cu_seqlens, sizes["B"], sizes["T"], device)
     form = choose(mechanism, backend, chunk_size, sizes["T"])
     state = begin(mechanism, "initial_state", initial_state, {**sizes, "B": rows}, settings, device, dtype)
 

@@ -5,6 +5,20 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from varla.ops.checks import check_cu_seqlens
+
+
+def check_packing(cu_seqlens: object, B: int, T: int, device: torch.device) -> int:
+    """Check cu_seqlens (None: nothing is packed) against B rows of T tokens; returns the number of sequences.
+
+    Under torch.compile its values cannot be read here; the operator looks at them when it runs.
+    """
+    if cu_seqlens is None or not check_cu_seqlens(cu_seqlens, B, device):
+        return B
+    if not torch.compiler.is_compiling():
+        sequence_bounds(cu_seqlens, T)
+    return cu_seqlens.shape[0] - 1
+
 
 def sequence_bounds(cu_seqlens: Tensor, T: int) -> tuple[list[int], list[int]]:
     """(starts, lengths) of the packed sequences. Raises a ValueError that names the first offset that is wrong."""

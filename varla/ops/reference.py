@@ -42,12 +42,10 @@ def penalty_step(A: Tensor, u: Tensor, t: Tensor, settings: VLASettings) -> Tens
     z_sm = apply(A, u)  # lines 10-12: Sherman-Morrison, eq. (sm)
     delta = 1 + dot(u, z_sm)
     A = A - outer(z_sm, z_sm) / delta[..., None]
-    if (
-        settings.refreshes and settings.refresh_every is not None
-    ):  # lines 13-15: on the beat, before the gain of this same token
-        eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-        on_beat = (t % settings.refresh_every == 0).to(A.dtype)
-        A = A + settings.refresh * on_beat[:, None, None, None] * eye
+    if settings.beat:  # lines 13-15: on the beat, before the gain of this same token
+        period, eta = settings.beat
+        on_beat = (t % period == 0).to(A.dtype)
+        A = A + eta * on_beat[:, None, None, None] * torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     return A
 
 

@@ -28,14 +28,15 @@ def check_number(name: str, value: object, *, above: float | None = None, least:
         raise ValueError(f"{name} must be at least {least:g}, got {value!r}")
 
 
-def check_count(name: str, value: object, *, none_means: str) -> None:
-    """Raise unless `value` is None or an integer of at least 1."""
-    if value is None:
+def check_count(name: str, value: object, *, none_means: str | None = None) -> None:
+    """Raise unless `value` is an integer of at least 1, or None where that means something."""
+    if value is None and none_means is not None:
         return
+    other = "" if none_means is None else f", or None ({none_means})"
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an integer or None ({none_means}), got {type(value).__name__}")
+        raise TypeError(f"{name} must be an integer{other}, got {type(value).__name__}")
     if not 1 <= value < 2**63:
-        raise ValueError(f"{name} must be at least 1, or None ({none_means}), got {value!r}")
+        raise ValueError(f"{name} must be at least 1{other}, got {value!r}")
 
 
 def check_flag(name: str, value: object) -> None:
@@ -72,9 +73,11 @@ class VLASettings:
             check_flag(name, getattr(self, name))
 
     @property
-    def refreshes(self) -> bool:
-        """Whether A is ever refreshed. A fixed A ("update_penalty=False") is not."""
-        return self.update_penalty and self.refresh_every is not None and self.refresh > 0
+    def beat(self) -> tuple[int, float] | None:
+        """(period, eta) of the refresh, None if there is none: a fixed A (update_penalty=False) is not refreshed."""
+        if not self.update_penalty or self.refresh_every is None or self.refresh == 0:
+            return None
+        return self.refresh_every, self.refresh
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,16 @@ from torch.optim import Optimizer
 _PREFIX = "step-"
 
 
-def save(folder: Path, step: int, model: nn.Module, optimizer: Optimizer, generator: torch.Generator) -> Path:
-    """Write the checkpoint after `step` steps and drop the one before the last."""
+def save(
+    folder: Path,
+    step: int,
+    model: nn.Module,
+    optimizer: Optimizer,
+    generator: torch.Generator,
+    *,
+    seconds: float = 0.0,
+) -> Path:
+    """Write the checkpoint after `step` steps and `seconds` of training, and drop the one before the last."""
     target = folder / f"{_PREFIX}{step:08d}"
     aside = folder / f".{target.name}.{os.getpid()}"
     shutil.rmtree(aside, ignore_errors=True)
@@ -29,7 +37,12 @@ def save(folder: Path, step: int, model: nn.Module, optimizer: Optimizer, genera
     weights = {name: x.detach().cpu().contiguous() for name, x in model.state_dict().items()}
     save_file(weights, aside / "model.safetensors")
     save_file(_optimizer_tensors(model, optimizer), aside / "optimizer.safetensors")
-    state = {"step": step, "generator": generator.get_state().numpy().tobytes().hex()}
+    state = {
+        "step": step,
+        "seconds": seconds,
+        "device": generator.device.type,
+        "generator": generator.get_state().numpy().tobytes().hex(),
+    }
     (aside / "state.json").write_text(json.dumps(state))
     for path in aside.iterdir():
         with path.open("rb") as file:
@@ -64,23 +77,28 @@ def load_weights(path: Path, model: nn.Module) -> None:
     model.load_state_dict(weights)
 
 
-def load(path: Path, model: nn.Module, optimizer: Optimizer, generator: torch.Generator) -> int:
-    """Everything that `save` wrote; returns the number of steps done."""
+def load(path: Path, model: nn.Module, optimizer: Optimizer, generator: torch.Generator) -> tuple[int, float]:
+    """Everything that `save` wrote; returns (steps done, seconds of training)."""
     load_weights(path, model)
-    moments = _read(path / "optimizer.safetensors")
+    file = path / "optimizer.safetensors"
+    moments = _read(file)
     for name, parameter in model.named_parameters():
         entries = {key.rsplit("/", 1)[1]: x for key, x in moments.items() if key.rsplit("/", 1)[0] == name}
-        if entries:
-            optimizer.state[parameter] = {
-                key: x if key == "step" else x.to(parameter.device) for key, x in entries.items()
-            }
+        if not entries:
+            raise ValueError(f"{file} holds no moments of {name}")
+        optimizer.state[parameter] = {key: x if key == "step" else x.to(parameter.device) for key, x in entries.items()}
     try:
         state: dict[str, Any] = json.loads((path / "state.json").read_text())
+        step, seconds, device = int(state["step"]), float(state["seconds"]), str(state["device"])
         raw = bytes.fromhex(state["generator"])
-        generator.set_state(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
-        return int(state["step"])
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"{path / 'state.json'} is damaged: {error}") from error
+    if device != generator.device.type:
+        raise ValueError(
+            f"{path} was made on {device} and can be gone on from only there, not on {generator.device.type}"
+        )
+    generator.set_state(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
+    return step, seconds
 
 
 def _optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:

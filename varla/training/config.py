@@ -41,8 +41,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         """Check ranges; types were checked when the value was read."""
         for name in ("steps", "batch_size", "log_every", "eval_every", "eval_batches", "eval_batch_size"):
-            check_count(f"train.{name}", getattr(self, name), none_means="not allowed")
-        check_count("train.checkpoint_every", self.checkpoint_every, none_means="not allowed")
+            check_count(f"train.{name}", getattr(self, name))
+        check_count("train.checkpoint_every", self.checkpoint_every)
         for name in ("lr", "clip", "adam_eps"):
             check_number(f"train.{name}", getattr(self, name), above=0)
         for name in ("warmup", "weight_decay", "beta1", "beta2"):

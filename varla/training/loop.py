@@ -1,10 +1,7 @@
 """The one training loop, on Hugging Face Accelerate: CPU, one GPU, or several by `accelerate launch` or `torchrun`."""
 
-import signal
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -13,14 +10,16 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from varla import tasks
+from varla.layers.options import refuse_unknown
 from varla.models import Backbone, backbone_config
+from varla.models.presets import SETTINGS
+from varla.tasks import IGNORE
 from varla.training import checkpoint, environment
 from varla.training.config import RunConfig
 from varla.training.progress import Progress, Silent
 from varla.training.run import Run
 from varla.training.schedule import learning_rate
-
-IGNORE = -100
+from varla.training.stop import Stop
 
 
 class Diverged(RuntimeError):
@@ -43,6 +42,8 @@ def build_model(config: RunConfig) -> Backbone:
     """The run's model, freshly initialised from its seed. Vocabulary and positions are as large as the task needs."""
     task = build_task(config)
     longest = max(each.seq_len for each in (task, *task.evaluations().values()))
+    for name in config.model:
+        refuse_unknown("model setting", name, SETTINGS)
     sizes = {"vocab_size": task.vocab_size, "max_len": longest, **config.model}
     return Backbone(backbone_config(config.preset, config.mechanism, layer=config.layer, **sizes), seed=config.seed)
 
@@ -86,27 +87,6 @@ def train(
     return _Trainer(config, Run(Path(folder)), progress or Silent(), device).run(resume)
 
 
-@dataclass
-class _Stop:
-    """Set by a signal handler, looked at between steps: a checkpoint is never written half-way through a step."""
-
-    wanted: bool = False
-
-    def __enter__(self) -> "_Stop":
-        try:
-            self._before = {number: signal.signal(number, self._set) for number in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not the main thread: nobody can press Ctrl-C here
-            self._before = {}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _set(self, number: int, frame: FrameType | None) -> None:
-        self.wanted = True
-
-
 class _Trainer:
     def __init__(self, config: RunConfig, run: Run, progress: Progress, device: str | None):
         from accelerate import Accelerator
@@ -121,6 +101,11 @@ class _Trainer:
         precision = "bf16" if config.train.precision == "bf16" else "no"
         self.accelerator = Accelerator(mixed_precision=precision, cpu=device == "cpu")
         self.device = self.accelerator.device
+        if config.train.batch_size % self.accelerator.num_processes:
+            count = self.accelerator.num_processes
+            raise ValueError(
+                f"train.batch_size must be a multiple of the {count} processes, got {config.train.batch_size}"
+            )
         self.task = build_task(config)
         self.model = build_model(config)
         t = config.train
@@ -135,12 +120,17 @@ class _Trainer:
         return bool(self.accelerator.is_main_process)
 
     def run(self, resume: bool) -> dict[str, Any]:
-        done = self._open(resume)
+        found = self._claim(resume)
+        with self.run_.lock(self.main):
+            return self._train(self._load(found))
+
+    def _train(self, done: int) -> dict[str, Any]:
+        """From step `done` to the end."""
         wrapped, self.wrapped_optimizer = self.accelerator.prepare(self.model, self.optimizer)
         title = f"{self.config.mechanism} on {self.config.task['name']}"
         writer = self._tensorboard(done)
         try:
-            with _Stop() as stop:
+            with Stop() as stop:
                 if self.main:
                     self.progress.begin(title, done, self.config.train.steps)
                 for step in range(done, self.config.train.steps):
@@ -151,15 +141,18 @@ class _Trainer:
                             self._plot(writer, entry)
                         self.progress.step(step + 1, entry)
                     last = step + 1 == self.config.train.steps
-                    if (step + 1) % self.config.train.checkpoint_every == 0 or last or stop.wanted:
+                    stopping = self._agree(stop.wanted)
+                    if (step + 1) % self.config.train.checkpoint_every == 0 or last or stopping:
                         self._save(step + 1)
-                    if stop.wanted and not last:
+                    if stopping and not last:
                         self._record("interrupted", step + 1)
                         how = f"varla train --resume {self.run_.folder}"
                         raise Interrupted(f"stopped and saved after step {step + 1}; go on with: {how}")
             return self._record("finished", self.config.train.steps)
-        except Diverged as error:
-            self._record("diverged", None, message=str(error))
+        except Interrupted:
+            raise
+        except Exception as error:
+            self._record("diverged" if isinstance(error, Diverged) else "failed", None, message=str(error))
             raise
         finally:
             if writer is not None:
@@ -167,24 +160,33 @@ class _Trainer:
             if self.main:
                 self.progress.end()
 
-    def _open(self, resume: bool) -> int:
-        """Prepare the folder; returns the steps already done."""
-        done = 0
-        found = None
+    def _claim(self, resume: bool) -> Path | None:
+        """Make the folder, or check that it is this run's; returns the checkpoint to go on from."""
         if resume:
-            found = self.run_.reopen(self.config)
-        elif self.main:
+            return self.run_.reopen(self.config)
+        if self.main:
             bytes_each = sum(p.nbytes for p in self.model.parameters())
             self.run_.begin(self.config, needed_bytes=3 * 3 * bytes_each)
+        return None
+
+    def _load(self, found: Path | None) -> int:
+        """Go back to the checkpoint; returns the steps already done."""
+        done = 0
         self.model.to(self.device)
         if found is not None:
-            done = checkpoint.load(found, self.model, self.optimizer, self.generator)
+            done, self.seconds = checkpoint.load(found, self.model, self.optimizer, self.generator)
         if self.main:
             self.run_.truncate_metrics(done)
-            self.seconds = float(self.run_.record().get("seconds", 0.0)) if done else 0.0
             self._record("running", done)
         self.accelerator.wait_for_everyone()
         return done
+
+    def _agree(self, wanted: bool) -> bool:
+        """Whether any process was asked to stop: they stop together, or they wait for each other for ever."""
+        if self.accelerator.num_processes == 1:
+            return wanted
+        votes = self.accelerator.reduce(torch.tensor(int(wanted), device=self.device), "sum")
+        return int(votes) > 0
 
     def _step(self, model: nn.Module, step: int) -> dict[str, Any] | None:
         """One update; returns what to log after it."""
@@ -195,10 +197,13 @@ class _Trainer:
         inputs, labels = self.task.batch(t.batch_size, generator=self.generator)
         share = slice(self.accelerator.process_index, None, self.accelerator.num_processes)
         inputs, labels = inputs[share], labels[share]
-        with self.accelerator.autocast():
-            logits, _ = model(inputs)
-        loss = cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
-        self.accelerator.backward(loss)
+        try:
+            with self.accelerator.autocast():
+                logits, _ = model(inputs)
+            loss = cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
+            self.accelerator.backward(loss)
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+            raise Diverged(f"diverged at step {step + 1}: {error}") from error
         norm = get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
         if not torch.isfinite(loss + norm):  # before clipping, which would spread it to all gradients
             raise Diverged(self._blame(loss, step))
@@ -227,7 +232,9 @@ class _Trainer:
 
     def _save(self, step: int) -> None:
         if self.main:
-            checkpoint.save(self.run_.checkpoints, step, self.model, self.optimizer, self.generator)
+            checkpoint.save(
+                self.run_.checkpoints, step, self.model, self.optimizer, self.generator, seconds=self.seconds
+            )
         self.accelerator.wait_for_everyone()
 
     def _record(self, status: str, step: int | None, message: str | None = None) -> dict[str, Any]:

@@ -6,16 +6,13 @@ from typing import Any, Protocol
 
 
 class Progress(Protocol):
-    """Told of every step's place, every log entry and every message."""
+    """Told of every step's place and every log entry."""
 
     def begin(self, title: str, step: int, steps: int) -> None:
         """A run begins (or goes on) at `step` of `steps`."""
 
     def step(self, step: int, entry: dict[str, Any] | None) -> None:
         """`step` steps are done; `entry` is what was logged there, if anything was."""
-
-    def message(self, text: str) -> None:
-        """Something a person should read."""
 
     def end(self) -> None:
         """The run is over."""
@@ -28,9 +25,6 @@ class Silent:
         """See Progress."""
 
     def step(self, step: int, entry: dict[str, Any] | None) -> None:
-        """See Progress."""
-
-    def message(self, text: str) -> None:
         """See Progress."""
 
     def end(self) -> None:
@@ -59,10 +53,6 @@ class Lines:
         passed = time.monotonic() - self.started
         left = passed / max(1, step - self.first) * (self.steps - step)
         print(f"{self.title}  step {step}/{self.steps}  {summary(self.latest)}  {left:.0f} s left", flush=True)
-
-    def message(self, text: str) -> None:
-        """See Progress."""
-        print(text, flush=True)
 
     def end(self) -> None:
         """See Progress."""
@@ -95,10 +85,6 @@ class Bar:
         """See Progress."""
         self.latest.update(entry or {})
         self._bar.update(self._task, completed=step, summary=summary(self.latest))
-
-    def message(self, text: str) -> None:
-        """See Progress."""
-        self._bar.console.print(text)
 
     def end(self) -> None:
         """See Progress."""

@@ -1,9 +1,11 @@
 """A run's folder: config.yaml, metrics.jsonl, record.json, checkpoints/, tensorboard/."""
 
+import fcntl
 import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +87,26 @@ class Run:
                 f"{self.folder} was made with other settings of {', '.join(keys)}: it cannot be resumed with these"
             )
         return checkpoint.latest(self.checkpoints)
+
+    @contextmanager
+    def lock(self, take: bool = True) -> Iterator[None]:
+        """Hold the folder for this process alone; the system lets go of it however the process ends.
+
+        What killed processes left aside is removed then. Processes of one run share it: only the first takes it.
+        """
+        if not take:
+            yield
+            return
+        with (self.folder / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise RunError(f"{self.folder} is being trained by another process") from error
+            for left in (*self.folder.glob(".*.yaml.*"), *self.folder.glob(".*.json*.*")):
+                left.unlink(missing_ok=True)
+            for left in self.checkpoints.glob(".step-*"):
+                shutil.rmtree(left, ignore_errors=True)
+            yield
 
     def truncate_metrics(self, step: int) -> None:
         """Forget what was logged after `step`: it will be logged again, the same."""

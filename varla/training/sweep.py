@@ -28,8 +28,9 @@ from varla.layers import MECHANISMS
 from varla.layers.options import refuse_unknown
 from varla.models import backbone_config
 from varla.training.config import RunConfig, from_dict, load, override
-from varla.training.loop import Diverged, Interrupted, _Stop, build_task, train
+from varla.training.loop import Diverged, Interrupted, build_task, train
 from varla.training.run import Run, RunError
+from varla.training.stop import Stop
 
 WAITING, RUNNING, FAILED = "waiting", "running", "failed"
 FINISHED, DIVERGED, INTERRUPTED = "finished", "diverged", "interrupted"  # as records have them
@@ -170,7 +171,7 @@ def run(
     devices = gpus(device)
     count = max(1, min(len(waiting), workers or len(devices) or cores()))
     active: dict[int, tuple[Job, subprocess.Popen[bytes]]] = {}
-    with _Stop() as stop:
+    with Stop() as stop:
         try:
             while (waiting or active) and not stop.wanted:
                 for slot in range(count):

@@ -11,6 +11,8 @@ none of them above 1 for g <= 1:
 Shapes as in `memory`; log g is [M, n, 1].
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -20,11 +22,17 @@ from varla.ops.chunk.memory import affine_scan
 from varla.ops.settings import DecayedDeltaRuleSettings
 
 
+def closed(dtype: torch.dtype) -> float:
+    """Below this a gate is zero in the given precision; sums of anything lower would only lose digits of the rest."""
+    return math.log(torch.finfo(dtype).tiny)
+
+
 class Chunks:
     """Everything about a segment's chunks that does not depend on S."""
 
     def __init__(self, Q: Tensor, K: Tensor, V: Tensor, log_gate: Tensor):
         """Solve the triangular systems."""
+        log_gate = log_gate.clamp(min=closed(log_gate.dtype))
         until = log_gate.cumsum(1)  # c_t
         before = until - log_gate  # c_{t-1}
         self.rho, self.sigma, self.tau = before.exp(), until.exp(), (until[:, -1:] - until).exp()
@@ -84,6 +92,7 @@ class DecayedDeltaCell:
         dK = torch.bmm(X.mT, q).baddbmm_(Y, K).baddbmm_(Y.mT, K)
         dK.addcmul_(c.tau, dK_end).addcmul_(c.rho, dK_start)
         dgate = self._gate_gradient(q, K, c, X, Y, dK_end, dK_start, dO_S0, after, S0)
+        dgate = torch.where(log_gate < closed(log_gate.dtype), 0, dgate)
         return (dQ, keys.backward(dK, 0.0), dV, dgate), (dS,)
 
     @staticmethod

@@ -55,9 +55,7 @@ def _job(inputs: Sequence[Tensor], t: Tensor, cu_seqlens: Tensor | None, text: s
     else:
         starts, lengths = sequence_bounds(cu_seqlens, T)
     settings, cell = _decode(text)
-    refresh = None
-    if isinstance(settings, VLASettings) and settings.refreshes and settings.refresh_every is not None:
-        refresh = (settings.refresh_every, settings.refresh)
+    refresh = settings.beat if isinstance(settings, VLASettings) else None
     plan = make_plan(starts, lengths, chunk_size, H)
     return driver.Job(cell, plan, cu_seqlens is not None, t, refresh)
 
