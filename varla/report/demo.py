@@ -25,7 +25,7 @@ def sentence(results: Sequence[Result]) -> str:
         return EXPECTED
     found = ", ".join(f"{name} {value:.3f}" for name, value in accuracy.items())
     return (
-        f"This run did not come out as expected (VLA at least 0.99, linear and softmax attention at most 0.3): {found}. "
+        f"This run did not come out as expected (VLA at least 0.99, linear and softmax at most 0.3): {found}. "
         "Accuracy jumps late and suddenly; with fewer than about 1000 steps it may not have jumped yet."
     )
 
