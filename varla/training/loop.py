@@ -1,5 +1,6 @@
 """The one training loop, on Hugging Face Accelerate: CPU, one GPU, or several by `accelerate launch` or `torchrun`."""
 
+import gc
 import time
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,9 @@ class _Trainer:
     def run(self, resume: bool) -> dict[str, Any]:
         found = self._claim(resume)
         with self.run_.lock(self.main):
-            return self._train(self._load(found))
+            record = self._train(self._load(found))
+        self._part()
+        return record
 
     def _train(self, done: int) -> dict[str, Any]:
         """From step `done` to the end."""
@@ -159,6 +162,15 @@ class _Trainer:
                 writer.close()
             if self.main:
                 self.progress.end()
+
+    def _part(self) -> None:
+        """Leave the process group together; a bare exit aborts now and then after the work is done."""
+        if self.accelerator.num_processes > 1:
+            self.accelerator.free_memory()
+            del self.model, self.optimizer, self.wrapped_optimizer
+            gc.collect()
+            self.accelerator.wait_for_everyone()
+            torch.distributed.destroy_process_group()
 
     def _claim(self, resume: bool) -> Path | None:
         """Make the folder, or check that it is this run's; returns the checkpoint to go on from."""
@@ -212,14 +224,21 @@ class _Trainer:
         self.wrapped_optimizer.zero_grad(set_to_none=True)
         entry: dict[str, Any] = {}
         if (step + 1) % t.log_every == 0 or step == 0:
-            hits, scored = score(logits, labels)
-            entry = {"loss": loss.item(), "accuracy": float(hits / scored), "grad norm": float(norm)}
+            mean, hits, scored = self._over_processes(loss.detach(), *score(logits, labels))
+            entry = {"loss": float(mean), "accuracy": float(hits / scored), "grad norm": float(norm)}
             entry["lr"] = self.optimizer.param_groups[0]["lr"]
             entry["tokens/s"] = inputs.numel() * self.accelerator.num_processes / (time.perf_counter() - started)
         if (step + 1) % t.eval_every == 0 or step + 1 == t.steps:
             entry.update(evaluate(self.accelerator.unwrap_model(model), self.config, self.device))
         self.seconds += time.perf_counter() - started
         return {"step": step + 1, **entry} if entry else None
+
+    def _over_processes(self, loss: Tensor, hits: Tensor, scored: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The whole batch's mean loss, right answers and scored positions, from this process's share of it."""
+        if self.accelerator.num_processes == 1:
+            return loss, hits, scored
+        sums = self.accelerator.reduce(torch.stack([loss * scored, hits, scored]), "sum")
+        return sums[0] / sums[2], sums[1], sums[2]
 
     def _blame(self, loss: Tensor, step: int) -> str:
         """Which number went wrong first: the loss, or the gradients of these parameters."""
