@@ -5,12 +5,13 @@ minutes there and hours on a CPU. `--steps` shortens all of them for a try.
 """
 
 import argparse
+import json
 import multiprocessing
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import table, write
+from benchmarks.measure import RESULTS, table, write
 
 PAPER = {"preset": "paper", "task": {"name": "mqar", "n": 24}, "train": {"steps": 3000}}
 TUNED = {"preset": "tuned", "task": {"name": "mqar-disjoint", "n": 24}, "train": {"steps": 2000, "lr": 1e-3}}
@@ -56,6 +57,17 @@ def row(name: str, record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def kept(seed: int, without: set[str]) -> list[dict[str, Any]]:
+    """Rows of an earlier call with the same seed, so that a set can be done in parts."""
+    path = RESULTS / "recall.json"
+    found = json.loads(path.read_text()) if path.exists() else {"seed": seed, "runs": []}
+    return [row for row in found["runs"] if found["seed"] == seed and row["run"] not in without]
+
+
+def save(seed: int, rows: list[dict[str, Any]]) -> None:
+    write("recall", {"seed": seed, "runs": sorted(rows, key=lambda row: list(RUNS).index(row["run"]))})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, help="instead of the full number; nothing is written")
@@ -64,15 +76,13 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help=f"runs to do, of: {', '.join(RUNS)}")
     arguments = parser.parse_args()
     jobs = [(name, arguments.steps, arguments.seed) for name in arguments.names or RUNS]
-    rows: list[dict[str, Any]] = []
+    rows = kept(arguments.seed, without={name for name, *_ in jobs})
     with tempfile.TemporaryDirectory() as folder, multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
         for found in pool.imap_unordered(one, [(name, folder, steps, seed) for name, steps, seed in jobs]):
             print(f"{found['run']}: {found['accuracy']:.4f} in {found['seconds']:.0f} s", flush=True)
             rows.append(found)
             if not arguments.steps:  # after each: what is done survives a stop
-                write(
-                    "recall", {"seed": arguments.seed, "runs": sorted(rows, key=lambda r: list(RUNS).index(r["run"]))}
-                )
+                save(arguments.seed, rows)
     cells = [[r["run"], f"{r['accuracy']:.4f}", str(r["expected"]), str(r["as expected"])] for r in rows]
     print(table(["run", "accuracy", "expected", "as expected"], cells))
 
