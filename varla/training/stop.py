@@ -7,7 +7,7 @@ from types import FrameType
 
 @dataclass
 class Stop:
-    """As a context, catches the signals: the first sets `wanted`, a second one acts as if nobody had caught it."""
+    """As a context, catches the signals: the first of a kind sets `wanted`, a second acts as if nobody caught it."""
 
     wanted: bool = False
 
@@ -26,4 +26,4 @@ class Stop:
 
     def _set(self, number: int, frame: FrameType | None) -> None:
         self.wanted = True
-        self.__exit__()
+        signal.signal(number, self._before[signal.Signals(number)])
