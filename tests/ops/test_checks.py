@@ -69,7 +69,7 @@ def type_name(dtype):
     return str(dtype).removeprefix("torch.")
 
 
-def refused(op, inputs, options, *fragments, step=False):
+def check_refused(op, inputs, options, *fragments, step=False):
     """The call (or step of its first token) is refused with these fragments, and nothing handed in has changed."""
     inputs = token(inputs, 0) if step else inputs
     states = [x for x in options.values() if isinstance(x, varla.State)]
@@ -91,7 +91,7 @@ def refused(op, inputs, options, *fragments, step=False):
 def test_what_is_not_a_tensor_is_refused(op, name):
     inputs = make_inputs(op)
     for bad in ([[1.0]], 1.5, None, "q", inputs[name].numpy()):
-        refused(op, {**inputs, name: bad}, {}, name, type(bad).__name__)
+        check_refused(op, {**inputs, name: bad}, {}, name, type(bad).__name__)
 
 
 @call_or_step
@@ -100,7 +100,7 @@ def test_a_wrong_rank_is_refused(op, name, step):
     inputs = make_inputs(op)
     for bad in (inputs[name][:, :, 0], inputs[name][:, :, None]):
         shape = tuple(bad[:, 0].shape if step else bad.shape)
-        refused(op, {**inputs, name: bad}, {}, name, shape, step=step)
+        check_refused(op, {**inputs, name: bad}, {}, name, shape, step=step)
 
 
 @each_input
@@ -113,7 +113,7 @@ def test_dimensions_must_agree_and_are_not_broadcast(op, name):
         for bad in (one, torch.cat([inputs[name], one], dim=axis)):
             # Of two tensors that disagree the later one is blamed.
             blamed = inputs["k"] if name == "q" else bad
-            refused(op, {**inputs, name: bad}, {}, name, tuple(blamed.shape), bad.shape[axis])
+            check_refused(op, {**inputs, name: bad}, {}, name, tuple(blamed.shape), bad.shape[axis])
 
 
 @each_op
@@ -121,26 +121,26 @@ def test_a_step_refuses_a_mismatched_dimension(op):
     inputs = make_inputs(op)
     for axis in (0, 2, 3):
         bad = inputs["k"].narrow(axis, 0, 1)
-        refused(op, {**inputs, "k": bad}, {}, "k", tuple(bad[:, 0].shape), step=True)
+        check_refused(op, {**inputs, "k": bad}, {}, "k", tuple(bad[:, 0].shape), step=True)
 
 
 @each_op
 def test_tensors_that_are_not_floating_are_refused(op):
     for dtype in (torch.int64, torch.int32, torch.bool, torch.complex64):
-        refused(op, {name: x.to(dtype) for name, x in make_inputs(op).items()}, {}, type_name(dtype))
+        check_refused(op, {name: x.to(dtype) for name, x in make_inputs(op).items()}, {}, type_name(dtype))
 
 
 @each_input
 def test_mixed_types_are_refused(op, name):
     inputs = make_inputs(op)
     for dtype in (torch.int64, torch.float16, torch.float32):
-        refused(op, {**inputs, name: inputs[name].to(dtype)}, {}, type_name(dtype))
+        check_refused(op, {**inputs, name: inputs[name].to(dtype)}, {}, type_name(dtype))
 
 
 @each_input
 def test_tensors_on_different_devices_are_refused(op, name):
     inputs = make_inputs(op)
-    refused(op, {**inputs, name: inputs[name].to("meta")}, {}, "meta", "cpu")
+    check_refused(op, {**inputs, name: inputs[name].to("meta")}, {}, "meta", "cpu")
 
 
 # --- Packing ----------------------------------------------------------------------------------------------------------
@@ -169,13 +169,13 @@ def test_tensors_on_different_devices_are_refused(op, name):
 def test_bad_offsets_are_refused(offsets, fragments):
     for op, backend in OPS_AND_BACKENDS:
         options = {"cu_seqlens": offsets, "backend": backend}
-        refused(op, make_inputs(op, batch=1), options, "cu_seqlens", *fragments)
+        check_refused(op, make_inputs(op, batch=1), options, "cu_seqlens", *fragments)
 
 
 @each_op
 def test_packing_takes_a_batch_of_one(op):
     for batch in (0, 2, 3):
-        refused(op, make_inputs(op, batch=batch), {"cu_seqlens": torch.tensor([0, 2, T])}, "cu_seqlens", 1, batch)
+        check_refused(op, make_inputs(op, batch=batch), {"cu_seqlens": torch.tensor([0, 2, T])}, "cu_seqlens", 1, batch)
 
 
 @each_op
@@ -183,7 +183,7 @@ def test_packed_sequences_need_a_state_for_each(op):
     inputs, offsets = make_inputs(op, batch=1), torch.tensor([0, 2, 2, T])
     for rows in (1, 2):
         options = {"cu_seqlens": offsets, "initial_state": make_state(op, batch=rows)}
-        refused(op, inputs, options, "initial_state", 3)
+        check_refused(op, inputs, options, "initial_state", 3)
 
 
 # --- States -----------------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_a_state_of_another_shape_is_refused(op, step):
     argument = "state" if step else "initial_state"
     shapes = ({"batch": 1}, {"batch": 3}, {"heads": 1}, {"heads": 4}, {"dim": 3}, {"dim_v": 1}, {"dim_v": 7})
     for shape in shapes:
-        refused(op, make_inputs(op), {argument: make_state(op, **shape)}, argument, step=step)
+        check_refused(op, make_inputs(op), {argument: make_state(op, **shape)}, argument, step=step)
 
 
 @pytest.mark.parametrize(("op", "name"), [(op, name) for op in OPS for name in make_state(op).tensors()])
@@ -209,14 +209,14 @@ def test_each_tensor_of_a_state_is_checked(op, name):
         (other, type_name(other.dtype)),
         (None, "NoneType"),
     ):
-        refused(op, make_inputs(op), {"initial_state": STATES[op](**{**tensors, name: bad})}, name, said)
+        check_refused(op, make_inputs(op), {"initial_state": STATES[op](**{**tensors, name: bad})}, name, said)
 
 
 @call_or_step
 @each_op
 def test_a_state_on_another_device_is_refused(op, step):
     argument = "state" if step else "initial_state"
-    refused(op, make_inputs(op), {argument: make_state(op).to("meta")}, argument, "meta", "cpu", step=step)
+    check_refused(op, make_inputs(op), {argument: make_state(op).to("meta")}, argument, "meta", "cpu", step=step)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,9 @@ def test_a_state_on_another_device_is_refused(op, step):
 def test_a_state_of_another_type_is_refused(inputs_dtype, state_dtype, allowed):
     for op in OPS:
         options = {"initial_state": make_state(op, dtype=state_dtype)}
-        refused(op, make_inputs(op, dtype=inputs_dtype), options, "initial_state", type_name(state_dtype), allowed)
+        check_refused(
+            op, make_inputs(op, dtype=inputs_dtype), options, "initial_state", type_name(state_dtype), allowed
+        )
 
 
 @call_or_step
@@ -243,7 +245,7 @@ def test_a_state_of_another_mechanism_is_refused(op, step):
     for other in OPS:
         if STATES[op] is not STATES[other]:
             fragments = (argument, STATES[op].__name__, STATES[other].__name__)
-            refused(op, make_inputs(op), {argument: make_state(other)}, *fragments, step=step)
+            check_refused(op, make_inputs(op), {argument: make_state(other)}, *fragments, step=step)
 
 
 @each_op
@@ -251,7 +253,7 @@ def test_tensors_outside_a_state_are_refused(op):
     state = make_state(op)
     for bad in (tuple(state.tensors().values()), state.tensors(), state.S):
         fragments = ("initial_state", STATES[op].__name__, type(bad).__name__)
-        refused(op, make_inputs(op), {"initial_state": bad}, *fragments)
+        check_refused(op, make_inputs(op), {"initial_state": bad}, *fragments)
 
 
 # --- Settings ---------------------------------------------------------------------------------------------------------
@@ -261,7 +263,7 @@ def test_tensors_outside_a_state_are_refused(op):
 @pytest.mark.parametrize(("op", "name"), NUMBERS)
 def test_a_bad_number_is_refused(op, name, step):
     for bad in NUMBERS[op, name]:
-        says_what_came(refused(op, make_inputs(op), {name: bad}, name, step=step), bad)
+        says_what_came(check_refused(op, make_inputs(op), {name: bad}, name, step=step), bad)
 
 
 @each_op
@@ -271,44 +273,44 @@ def test_a_flag_is_a_bool(op):
     for name in FLAGS[op]:
         for bad in (None, 0, 1, "yes", 0.0):
             for step in (False, True) if name != "return_state" else (False,):
-                says_what_came(refused(op, make_inputs(op), {name: bad}, name, step=step), bad)
+                says_what_came(check_refused(op, make_inputs(op), {name: bad}, name, step=step), bad)
 
 
 @call_or_step
 def test_an_unknown_gain_is_refused(step):
     for bad in ("Unit", "", "none", None, 1):
-        refused("vla", make_inputs("vla"), {"gain": bad}, "gain", *GAINS, step=step)
+        check_refused("vla", make_inputs("vla"), {"gain": bad}, "gain", *GAINS, step=step)
 
 
 @call_or_step
 @pytest.mark.parametrize("op", ["vla", "linear_attention", "delta_rule"])
 def test_an_unknown_feature_map_is_refused(op, step):
     for bad in ("relu", "", None, 1, torch.exp):
-        refused(op, make_inputs(op), {"feature_map": bad}, "feature_map", "elu1", "identity", step=step)
+        check_refused(op, make_inputs(op), {"feature_map": bad}, "feature_map", "elu1", "identity", step=step)
 
 
 @each_op
 def test_an_unknown_backend_is_refused(op):
     for bad in ("cuda", "Chunk", "", None, 1, *(["scan"] if op != "vla" else [])):
-        refused(op, make_inputs(op), {"backend": bad}, "backend", *BACKENDS[op])
+        check_refused(op, make_inputs(op), {"backend": bad}, "backend", *BACKENDS[op])
 
 
 @each_op
 def test_a_bad_chunk_size_is_refused(op):
     for bad in (0, -1, 2.5, 16.0, True, "16", NAN):
         for options in ({"backend": "chunk"}, {}):
-            says_what_came(refused(op, make_inputs(op), {"chunk_size": bad, **options}, "chunk_size"), bad)
+            says_what_came(check_refused(op, make_inputs(op), {"chunk_size": bad, **options}, "chunk_size"), bad)
 
 
 @pytest.mark.parametrize(("op", "backend"), LOOPS)
 def test_a_chunk_size_without_chunks_is_refused(op, backend):
-    refused(op, make_inputs(op), {"chunk_size": 16, "backend": backend}, "chunk_size", backend, "chunk")
+    check_refused(op, make_inputs(op), {"chunk_size": 16, "backend": backend}, "chunk_size", backend, "chunk")
 
 
 @each_op
 def test_settings_are_keywords_only_and_unknown_ones_are_refused(op):
     inputs = make_inputs(op)
-    refused(op, inputs, {"lambda_0": 0.1}, "lambda_0")
+    check_refused(op, inputs, {"lambda_0": 0.1}, "lambda_0")
     with pytest.raises(TypeError):
         getattr(varla, op)(*inputs.values(), 0.1)
 
@@ -316,9 +318,9 @@ def test_settings_are_keywords_only_and_unknown_ones_are_refused(op):
 @pytest.mark.parametrize(("op", "backend"), OPS_AND_BACKENDS)
 def test_bad_calls_are_refused_even_if_there_is_nothing_to_do(op, backend):
     inputs = make_inputs(op, time=0)
-    refused(op, {**inputs, "k": inputs["k"][..., :-1]}, {"backend": backend}, (B, 0, H, D - 1))
-    refused(op, inputs, {"backend": backend, "return_state": 1}, "return_state")
-    refused(op, inputs, {"backend": backend, "initial_state": make_state(op, heads=1)}, "initial_state")
+    check_refused(op, {**inputs, "k": inputs["k"][..., :-1]}, {"backend": backend}, (B, 0, H, D - 1))
+    check_refused(op, inputs, {"backend": backend, "return_state": 1}, "return_state")
+    check_refused(op, inputs, {"backend": backend, "initial_state": make_state(op, heads=1)}, "initial_state")
 
 
 @pytest.mark.parametrize(

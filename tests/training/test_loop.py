@@ -110,6 +110,7 @@ def test_killed_at_twenty_random_moments_it_loses_only_the_steps_since_the_last_
         done = [entry["step"] for entry in Run(folder).metrics()]
         assert not done or done[-1] - saved <= 3
         before = saved
+    assert before > 0, "no kill came after a checkpoint: nothing was tested"
     train(config, folder, resume=True, device="cpu")
     assert not [path for path in folder.rglob(".*") if path.name != ".lock"], "nothing is left aside"
     assert numbers(folder) == numbers(tmp_path / "whole")
