@@ -46,6 +46,33 @@ def test_another_metric(trained, diverged, tmp_path):
     assert all(name in (tmp_path / "loss.svg").read_text() for name in ("first", "second"))
 
 
+def test_curves_are_drawn_below_the_table(trained, diverged, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = varla("compare", trained, diverged[0]).stdout.splitlines()
+    plot = lines[lines.index("accuracy (eval)") :]
+    assert plot[1].startswith("       1 |")
+    assert "  o first" in plot
+    assert "not drawn: second has not logged eval/eval" in plot
+    assert max(map(len, plot)) <= 60
+    loss = varla("compare", trained, diverged[0], "--metric", "loss").stdout.splitlines()
+    assert {"loss", "  o first", "  x second"} <= {line.rstrip() for line in loss}
+
+
+def test_no_plot_leaves_the_table_and_the_file(trained, tmp_path):
+    result = varla("compare", trained, "--no-plot")
+    assert result.stdout.rstrip().endswith("┘")
+    result = varla("compare", trained, "--no-plot", "--plot", tmp_path / "plot.svg")
+    assert "accuracy (eval)" not in result.stdout
+    assert (tmp_path / "plot.svg").exists()
+
+
+def test_runs_with_nothing_to_draw_are_still_compared(diverged, tmp_path):
+    result = varla("compare", diverged[0])
+    assert row(result, "second")
+    assert "no plot: no run has logged 'eval/eval' (logged: " in result.stdout
+    assert refused(varla("compare", diverged[0], "--metric", "los"), "no run has logged 'los'")
+
+
 def test_what_cannot_be_compared_is_refused(trained, diverged, tmp_path):
     assert refused(varla("compare", trained, tmp_path / "none"), "none holds no run")
     assert refused(varla("compare", trained, trained), "given twice")

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from varla.report.curves import DASHES, PALETTE, SHAPES, learning_curves, save
+from varla.report.curves import DASHES, SHAPES, learning_curves, save
+from varla.report.series import PALETTE
 
 RUNS = {
     "vla": [{"step": 1, "loss": 3.0}, {"step": 2, "eval/eval": 0.5}, {"step": 4, "eval/eval": 1.0}],

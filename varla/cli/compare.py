@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from varla.cli.output import accuracies, say, share, show, table
+from varla.cli.output import accuracies, console, draw, say, share, show, table
 
 if TYPE_CHECKING:
     from varla.training import Run
@@ -25,13 +25,16 @@ def register(app: typer.Typer) -> None:
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs.", metavar="RUN...")],
     plot: Annotated[
-        Path | None, typer.Option(help="Draw learning curves to FILE: .html, .png or .svg.", metavar="FILE")
+        Path | None, typer.Option(help="Draw the curves to FILE as well: .html, .png or .svg.", metavar="FILE")
     ] = None,
+    no_plot: Annotated[bool, typer.Option("--no-plot", help="No curves below the table.")] = False,
     metric: Annotated[
         str | None, typer.Option(help="What to draw: loss, eval/eval, ...; left out, the first evaluation logged.")
     ] = None,
 ) -> None:
-    """Compare runs in a table and, if asked, in a plot of their learning curves."""
+    """Compare runs in a table and a plot of their learning curves."""
+    from varla.report.series import series
+    from varla.report.terminal import text_curves
     from varla.training import Run
 
     labels = label(runs)
@@ -42,17 +45,27 @@ def compare(
     show(
         table(headers, [(each, *cells(row, names)) for each, row in zip(labels, rows, strict=True)], right=numbers),
     )
-    if plot is None:
+    if no_plot and plot is None:
         return
-    from varla.report.curves import learning_curves, save
-
     chances = {row["chance"] for row in rows}
     drawn = metric or (f"eval/{names[0]}" if names else "eval/eval")
     common = chances.pop() if len(chances) == 1 and drawn.startswith("eval/") else None
     metrics = {each: row["metrics"] for each, row in zip(labels, rows, strict=True)}
-    say(f"plot     {save(learning_curves(metrics, drawn, common), plot)}")
-    for each, entries in metrics.items():
-        if not any(drawn in entry for entry in entries):
+    try:
+        found = series(metrics, drawn)
+    except ValueError as error:
+        if metric or plot:
+            raise
+        say(f"no plot: {error}")  # nobody asked for it: runs that have only begun can be compared, too
+        return
+    if not no_plot:
+        draw(text_curves(found, drawn, common, width=console().width))
+    if plot is not None:
+        from varla.report.curves import learning_curves, save
+
+        say(f"plot     {save(learning_curves(metrics, drawn, common), plot)}")
+    for each in labels:
+        if each not in found:
             say(f"not drawn: {each} has not logged {drawn}")
 
 

@@ -46,6 +46,11 @@ def show(found: Table) -> None:
     console().print(found)
 
 
+def draw(picture: Text) -> None:
+    """Print a picture made of text, its lines cut where the terminal ends rather than folded."""
+    console().print(picture, no_wrap=True, overflow="crop")
+
+
 def settings(values: Mapping[str, object]) -> str:
     """Settings on one line, as one would type them."""
     return ", ".join(f"{key}={value}" for key, value in values.items())

@@ -7,7 +7,8 @@ from pathlib import Path
 import altair as alt
 
 from varla.experiments.demo import Result
-from varla.report.curves import DASHES, PALETTE, learning_curves, save
+from varla.report.curves import DASHES, learning_curves, save
+from varla.report.series import PALETTE
 
 EXPECTED = (
     "Each sequence holds eight key-value pairs and then asks for values by their keys: VLA, which writes only what its "

@@ -1,0 +1,78 @@
+"""Learning curves as text, for terminals and logs: a marker a run, so that they are legible without colour."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from rich.text import Text
+
+from varla.report.series import PALETTE, Series, axis_title, is_accuracy
+
+MARKERS = "ox*+#@%&ABCDEFGH"  # ASCII alone, so that every terminal and log shows them
+_MARGIN = 9  # of the labels of the vertical axis
+_LEAST, _MOST = 10, 90  # columns
+
+
+def text_curves(found: Series, metric: str, chance: float | None = None, *, width: int = 80, height: int = 11) -> Text:
+    """One curve a run, with a dotted line at `chance` and a legend, `width` characters wide where there is room.
+
+    Where curves coincide their markers alternate. Runs beyond the number of markers are left out, and counted.
+    """
+    columns = min(max(width - _MARGIN - 1, _LEAST), _MOST)
+    drawn = dict(list(found.items())[: len(MARKERS)])
+    steps = [step for points in drawn.values() for step, _ in points]
+    low, high = _limits([value for points in drawn.values() for _, value in points], metric)
+    first, span = min(steps), max(1, max(steps) - min(steps))
+
+    def row(value: float) -> int:
+        return round((height - 1) * (high - value) / (high - low))
+
+    cells: dict[tuple[int, int], list[int]] = {}  # (row, column): the runs there
+    for i, points in enumerate(drawn.values()):
+        places, values = zip(*points, strict=True)
+        start, end = (round((columns - 1) * (place - first) / span) for place in (places[0], places[-1]))
+        for x in range(start, end + 1):
+            value = np.interp(first + span * x / (columns - 1), places, values)
+            cells.setdefault((row(float(value)), x), []).append(i)
+    middle = (height - 1) // 2
+    labels = {y: f"{high - (high - low) * y / (height - 1):.3g}" for y in (0, middle, height - 1)}
+    text = Text(axis_title(metric))
+    for y in range(height):
+        text.append(f"\n{labels.get(y, ''):>{_MARGIN - 1}} |")
+        empty = "." if chance is not None and row(chance) == y else " "
+        for x in range(columns):
+            here = cells.get((y, x))
+            text.append_text(_marker(here[x % len(here)]) if here else Text(empty, style="dim"))
+    text.append(f"\n{'+':>{_MARGIN + 1}}{'-' * columns}")
+    ends = f"{min(steps)}{max(steps):>{columns - len(str(min(steps)))}}" if len(set(steps)) > 1 else str(first)
+    text.append(f"\n{'step':>{_MARGIN}} {ends}")
+    return text.append_text(_legend(list(found), chance, max(width, _MARGIN + 1 + _LEAST)))
+
+
+def _limits(values: Sequence[float], metric: str) -> tuple[float, float]:
+    """The lowest and the highest value that the axis shows."""
+    if is_accuracy(metric):
+        return 0.0, 1.0
+    low, high = min(values), max(values)
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def _marker(i: int) -> Text:
+    # Black would be lost on a dark terminal: that run takes the terminal's own colour.
+    colour = PALETTE[i % len(PALETTE)]
+    return Text(MARKERS[i], style="" if colour == "#000000" else colour)
+
+
+def _legend(labels: Sequence[str], chance: float | None, width: int) -> Text:
+    """A line a run; of a label too long for it the end, where the names of a sweep differ."""
+    text = Text()
+    for i, label in enumerate(labels[: len(MARKERS)]):
+        room = width - 4
+        text.append("\n  ").append_text(_marker(i))
+        text.append(f" {label if len(label) <= room else '...' + label[3 - room :]}")
+    if chance is not None:
+        text.append(f"\n  . chance {chance:.3g}")
+    if len(labels) > len(MARKERS):
+        text.append(
+            f"\n  not drawn: {len(labels) - len(MARKERS)} more runs; name fewer, or see them all with --plot FILE"
+        )
+    return text
