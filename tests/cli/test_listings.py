@@ -52,6 +52,23 @@ def test_tasks_show_describes_and_draws():
     assert task.example(torch.Generator().manual_seed(5)) in result.stdout
 
 
+def test_tasks_show_takes_every_setting_of_a_task():
+    shown = varla("tasks", "show", "noisy-recall", "--n", 2, "--set", "fillers=4", "--set", "seq_len=12").stdout
+    assert tasks.make("noisy-recall", n=2, fillers=4, seq_len=12).example(torch.Generator().manual_seed(0)) in shown
+    assert "keys=ood" in varla("tasks", "show", "mqar-ood", "--set", "keys=ood").stdout
+    assert "power=0.001" in varla("tasks", "show", "mqar-zoology", "--set", "power=1e-3").stdout
+    assert "seq_len=64" in varla("tasks", "show", "copy", "--set", "seq_len=null").stdout
+
+
+def test_tasks_show_refuses_settings_as_train_does():
+    assert refused(varla("tasks", "show", "mqar-zoology", "--set", "powre=1"), "did you mean 'power'")
+    assert refused(varla("tasks", "show", "mqar", "--set", "power=1"), "unknown setting 'power'")
+    assert refused(varla("tasks", "show", "noisy-recall", "--set", "fillers=many"), "fillers must be an integer")
+    assert refused(varla("tasks", "show", "mqar", "--set", "n"), "--set takes key=value, got 'n'")
+    assert refused(varla("tasks", "show", "mqar", "--n", 3, "--set", "n=4"), "n is given already, as 3")
+    assert refused(varla("tasks", "show", "mqar", "--set", "name=copy"), "name is given already, as 'mqar'")
+
+
 def test_tasks_show_refuses_what_it_does_not_know():
     assert refused(varla("tasks", "show", "mqra"), "mqra", "did you mean 'mqar'")
     assert refused(varla("tasks", "show", "copy", "--n", 3), "unknown setting 'n'")
