@@ -28,9 +28,8 @@ def tasks(context: typer.Context) -> None:
         own = {key: value for key, value in task.settings().items() if key != "name"}
         rows.append((name, settings(own), share(task.chance), share(task.best)))
     show(table(("task", "default settings", "chance", "best"), rows, right=("chance", "best")))
-    say(
-        "To train with another: --set task.NAME=VALUE. Chance: a guess among all answers. Best: what a perfect reader reaches."
-    )
+    say("To train with another: --set task.NAME=VALUE.")
+    say("Chance: a guess among all answers. Best: what a perfect reader reaches.")
 
 
 EXAMPLES = """Example: varla tasks show mqar --n 3 --seed 1
