@@ -170,9 +170,30 @@ def test_folders_that_cannot_be_used_are_refused_before_training(tmp_path, monke
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot be written to"):
         train(tiny(), tmp_path / "file" / "run", device="cpu")
-    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10}))
-    with pytest.raises(RunError, match="has 10 bytes free; checkpoints need about"):
-        train(tiny(), tmp_path / "full", device="cpu")
+
+
+def test_a_disk_without_room_for_the_checkpoints_is_refused_afresh_and_on_resume(tmp_path, monkeypatch):
+    def free(amount):
+        monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": amount}))
+
+    config = tiny()
+    each = 3 * sum(p.nbytes for p in build_model(config).parameters())  # weights and two moments
+    free(3 * each - 1)
+    with pytest.raises(RunError, match=f"has {3 * each - 1:,} bytes free; checkpoints need about {3 * each:,}"):
+        train(config, tmp_path / "run", device="cpu")
+    assert list((tmp_path / "run").iterdir()) == []
+    free(3 * each)
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "run", progress=StopAt(12, signal.SIGTERM), device="cpu")
+    run = Run(tmp_path / "run")
+    assert len(checkpoint.all_in(run.checkpoints)) == 2
+    before = run.record_file.read_bytes(), run.metrics_file.read_bytes()
+    free(each - 1)  # two are there already: one more is needed
+    with pytest.raises(RunError, match=f"has {each - 1:,} bytes free; checkpoints need about {each:,}"):
+        train(config, run.folder, resume=True, device="cpu")
+    assert (run.record_file.read_bytes(), run.metrics_file.read_bytes()) == before
+    free(each)
+    assert train(config, run.folder, resume=True, device="cpu")["status"] == "finished"
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path):

@@ -123,6 +123,8 @@ class _Trainer:
     def run(self, resume: bool) -> dict[str, Any]:
         found = self._claim(resume)
         with self.run_.lock(self.main):
+            if resume and self.main:  # with the lock, which removes what a kill left half-written
+                self.run_.check_room(self._room(len(checkpoint.all_in(self.run_.checkpoints))))
             record = self._train(self._load(found))
         self._part()
         return record
@@ -177,9 +179,12 @@ class _Trainer:
         if resume:
             return self.run_.reopen(self.config)
         if self.main:
-            bytes_each = sum(p.nbytes for p in self.model.parameters())
-            self.run_.begin(self.config, needed_bytes=3 * 3 * bytes_each)
+            self.run_.begin(self.config, needed_bytes=self._room(there=0))
         return None
+
+    def _room(self, there: int) -> int:
+        """Bytes for checkpoints: two are kept and one is being written, less those there; weights and two moments."""
+        return (3 - min(there, 2)) * 3 * sum(p.nbytes for p in self.model.parameters())
 
     def _load(self, found: Path | None) -> int:
         """Go back to the checkpoint; returns the steps already done."""

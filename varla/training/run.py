@@ -70,12 +70,15 @@ class Run:
             raise RunError(f"{self.folder} already holds a run: resume it, or choose another folder")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self.check_room(needed_bytes)
             write_aside(self.config_file, dump(config))
         except OSError as error:
             raise RunError(f"{self.folder} cannot be written to: {error.strerror or error}") from error
+
+    def check_room(self, needed_bytes: int) -> None:
+        """Refuse a disk with less free space, before hours are spent on what cannot be saved."""
         free = shutil.disk_usage(self.folder).free
         if free < needed_bytes:
-            self.config_file.unlink()
             raise RunError(f"{self.folder} has {free:,} bytes free; checkpoints need about {needed_bytes:,}")
 
     def reopen(self, config: RunConfig) -> Path | None:
