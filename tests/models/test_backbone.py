@@ -107,6 +107,36 @@ def test_state_size(name):
     assert state.nbytes == net.state_size(30)
 
 
+def tensors(state):
+    for layer in state.layers:
+        yield from ([] if layer.conv is None else [layer.conv])
+        yield from layer.memory.tensors().values()
+    yield state.t
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_state_can_be_copied_cut_loose_and_moved(name):
+    net, x = model("tuned", name), tokens(2, 12)
+    _, state = net(x[:, :9])
+    before = list(tensors(state))
+    assert any(tensor.requires_grad for tensor in before)
+
+    copy, loose, moved = state.clone(), state.detach(), state.to("meta")
+    for found in (copy, loose, moved):
+        assert [each.shape for each in tensors(found)] == [each.shape for each in before]
+        assert [each.dtype for each in tensors(found)] == [each.dtype for each in before]
+    assert not {each.data_ptr() for each in tensors(copy)} & {each.data_ptr() for each in before}
+    assert [each.data_ptr() for each in tensors(loose)] == [each.data_ptr() for each in before]
+    assert not any(tensor.requires_grad for tensor in tensors(loose))
+    assert all(tensor.is_meta for tensor in tensors(moved))
+
+    wanted, _ = net(x[:, 9:], state)
+    for tensor in tensors(loose):
+        tensor.zero_()  # the original with it, and the copy not
+    assert torch.equal(net(x[:, 9:], copy)[0], wanted)
+    assert not torch.equal(net(x[:, 9:], loose)[0], wanted)
+
+
 def test_watch_shows_every_layer():
     readings = model("paper", "vla").watch(tokens(2, 10))
     assert len(readings) == 2

@@ -55,9 +55,17 @@ class ModelState:
     layers: list[LayerState]
     t: Tensor
 
+    def to(self, device: torch.device | str) -> "ModelState":
+        """The state on another device. Its precision is the operators' to choose, so there is no dtype here."""
+        return ModelState([layer.to(device) for layer in self.layers], self.t.to(device))
+
     def detach(self) -> "ModelState":
-        """The same tensors, cut from the autograd graph."""
-        return ModelState([layer.detach() for layer in self.layers], self.t)
+        """The same tensors, cut from the autograd graph (truncated back-propagation through time)."""
+        return ModelState([layer.detach() for layer in self.layers], self.t.detach())
+
+    def clone(self) -> "ModelState":
+        """A copy that shares no memory with this state."""
+        return ModelState([layer.clone() for layer in self.layers], self.t.clone())
 
     @property
     def nbytes(self) -> int:
