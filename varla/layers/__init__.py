@@ -6,9 +6,10 @@ from varla.layers.base import Layer, LayerState
 from varla.layers.deltanet import DeltaNet
 from varla.layers.deltanet_paper import PaperDeltaNet
 from varla.layers.linear import LinearAttention
-from varla.layers.options import options_of, refuse_unknown
+from varla.layers.options import options_of
 from varla.layers.softmax import SoftmaxAttention
 from varla.layers.vla import VLA
+from varla.ops.arguments import refuse_unknown
 
 MECHANISMS: dict[str, type[Layer]] = {
     layer.name: layer for layer in (SoftmaxAttention, LinearAttention, DeltaNet, PaperDeltaNet, VLA)

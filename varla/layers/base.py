@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 
 from varla.layers.conv import ShortConvolution
 from varla.ops import State
+from varla.ops.arguments import check_choice, check_count, check_flag
 from varla.ops.packing import check_packing
-from varla.ops.settings import check_choice, check_count, check_flag
 
 OUTPUT_NORMS = ("none", "layer", "rms")
 FLOAT32 = 4  # bytes

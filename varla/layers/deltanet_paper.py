@@ -13,8 +13,8 @@ from torch.nn.functional import logsigmoid
 
 from varla.layers.base import FLOAT32, Layer
 from varla.ops import DeltaRuleState, State, decayed_delta_rule
+from varla.ops.arguments import check_choice
 from varla.ops.features import feature
-from varla.ops.settings import check_choice
 
 GATES = ("scalar", "channel")
 

@@ -1,8 +1,6 @@
 """Which options a mechanism takes, read from the signatures of its classes."""
 
-import difflib
 import inspect
-from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -19,13 +17,3 @@ def options_of(kind: type[nn.Module]) -> dict[str, Any]:
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
     return found
-
-
-def refuse_unknown(what: str, name: object, allowed: Iterable[str]) -> None:
-    """Raise a ValueError that names the nearest valid name unless `name` is one."""
-    allowed = list(allowed)
-    if name in allowed:
-        return
-    near = difflib.get_close_matches(str(name), allowed, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"unknown {what} {name!r}{hint} (allowed: {', '.join(sorted(allowed))})")

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from varla.layers import LayerState, build
+from varla.ops.arguments import check_choice, check_count
 from varla.ops.packing import check_packing
-from varla.ops.settings import check_choice, check_count
 
 POSITIONS = ("learned", "none")
 INITIALISATIONS = ("normal", "default")

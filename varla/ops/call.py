@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from varla.ops.arguments import check_choice, check_count, check_flag
 from varla.ops.backends import backends
 from varla.ops.checks import check_state
 from varla.ops.chunk import chunk, encode
 from varla.ops.packing import check_packing, sequence_bounds
-from varla.ops.settings import Settings, check_choice, check_count, check_flag
+from varla.ops.settings import Settings
 from varla.ops.state import StateT, state_dtype
 
 # Below this many tokens the loop is quicker than setting a chunk up (python -m benchmarks.cpu).

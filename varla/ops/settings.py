@@ -1,48 +1,13 @@
 """The scalar arguments of each mechanism as one frozen value, checked once when it is made."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from varla.ops.arguments import check_choice, check_count, check_flag, check_number
 from varla.ops.features import FEATURE_MAPS
 
 Gain = Literal["unit", "projection", "raw"]
 GAINS: tuple[str, ...] = get_args(Gain)
-
-
-def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    """Raise a ValueError unless `value` is one of the allowed words."""
-    if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
-
-
-def check_number(name: str, value: object, *, above: float | None = None, least: float | None = None) -> None:
-    """Raise unless `value` is a finite real number, > `above` or >= `least` where given."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be finite, got {value!r}")
-    if above is not None and not value > above:
-        raise ValueError(f"{name} must be greater than {above:g}, got {value!r}")
-    if least is not None and not value >= least:
-        raise ValueError(f"{name} must be at least {least:g}, got {value!r}")
-
-
-def check_count(name: str, value: object, *, none_means: str | None = None) -> None:
-    """Raise unless `value` is an integer of at least 1, or None where that means something."""
-    if value is None and none_means is not None:
-        return
-    other = "" if none_means is None else f", or None ({none_means})"
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an integer{other}, got {type(value).__name__}")
-    if not 1 <= value < 2**63:
-        raise ValueError(f"{name} must be at least 1{other}, got {value!r}")
-
-
-def check_flag(name: str, value: object) -> None:
-    """Raise a TypeError unless `value` is True or False."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from varla.tasks.checks import check_word
+from varla.ops.arguments import refuse_unknown
 from varla.tasks.draws import distinct, uniform
 from varla.tasks.recall import Recall, interleave
 from varla.tasks.task import IGNORE, Task
@@ -121,7 +121,7 @@ class OutOfDistributionMQAR(MQAR):
         return min(half, self.sep - half)
 
     def _check(self) -> None:
-        check_word("value of keys", self.keys, ("id", "ood"))
+        refuse_unknown("value of keys", self.keys, ("id", "ood"))
         super()._check()
 
     def _describe(self) -> str:

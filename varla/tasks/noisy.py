@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from varla.tasks.checks import check_int
+from varla.ops.arguments import check_count
 from varla.tasks.draws import distinct, uniform
 from varla.tasks.recall import Recall, interleave
 from varla.tasks.task import IGNORE
@@ -54,7 +54,7 @@ class NoisyRecall(Recall):
         return self.seq_len - self._least_length()
 
     def _check(self) -> None:
-        check_int("fillers", self.fillers, least=1)
+        check_count("fillers", self.fillers)
         super()._check()
 
     def _least_vocab(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from varla.tasks.checks import check_int
+from varla.ops.arguments import check_count
 from varla.tasks.task import Task
 
 
@@ -45,7 +45,7 @@ class Recall(Task):
         return len(self.key_tokens)
 
     def _check(self) -> None:
-        check_int("n", self.n, least=1)
+        check_count("n", self.n)
         super()._check()
         most = self._most_pairs()
         if self.n > most:

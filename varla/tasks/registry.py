@@ -3,7 +3,7 @@
 from dataclasses import fields
 from typing import Any
 
-from varla.tasks.checks import check_word
+from varla.ops.arguments import refuse_unknown
 from varla.tasks.copying import Copy, CopyIdentity
 from varla.tasks.mqar import MQAR, DisjointMQAR, OutOfDistributionMQAR
 from varla.tasks.noisy import NoisyRecall
@@ -34,8 +34,9 @@ def make(name: str, **settings: Any) -> Task:
     recall tasks have `n`, the number of key-value pairs; `mqar-zoology` has `power`, `mqar-ood` has `keys` ("id" or
     "ood") and `noisy-recall` has `fillers`. Raises ValueError or TypeError for what is unknown or impossible.
     """
-    kind = _TASKS[check_word("task", name, _TASKS)]
+    refuse_unknown("task", name, _TASKS)
+    kind = _TASKS[name]
     allowed = [field.name for field in fields(kind)]
     for setting in settings:
-        check_word("setting", setting, allowed, where=f" of task {name!r}")
+        refuse_unknown("setting", setting, allowed, where=f" of task {name!r}")
     return kind(**settings)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from varla.tasks.checks import check_int
+from varla.ops.arguments import check_count
 from varla.tasks.example import columns, table
 
 IGNORE = -100
@@ -38,7 +38,7 @@ class Task(ABC):
         self._check()
         if self.seq_len is None:
             object.__setattr__(self, "seq_len", self._default_length())
-        check_int("seq_len", self.seq_len, least=self._least_length(), because=self.length_rule)
+        check_count("seq_len", self.seq_len, least=self._least_length(), because=self.length_rule)
         if self.even_length and self.seq_len % 2:
             raise ValueError(f"seq_len must be even for {self.name}, got {self.seq_len}")
 
@@ -48,7 +48,7 @@ class Task(ABC):
         A label stands at the position whose output is scored (no further shift); it is `IGNORE` elsewhere.
         The same seed gives other batches on another kind of device, since their generators differ.
         """
-        check_int("batch_size", batch_size, least=1)
+        check_count("batch_size", batch_size)
         if not isinstance(generator, torch.Generator):
             raise TypeError(f"generator must be a torch.Generator, got {type(generator).__name__}")
         return self._draw(batch_size, generator)
@@ -96,7 +96,7 @@ class Task(ABC):
 
     def _check(self) -> None:
         """Check all settings but `seq_len`, whose default depends on them. A task with more settings extends this."""
-        check_int("vocab_size", self.vocab_size, least=self._least_vocab(), because=f"for {self.name}")
+        check_count("vocab_size", self.vocab_size, least=self._least_vocab(), because=f"for {self.name}")
 
     def _default_length(self) -> int:
         return self._least_length()

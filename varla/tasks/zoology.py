@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from varla.tasks.checks import check_positive
+from varla.ops.arguments import check_number
 from varla.tasks.draws import distinct, weighted_distinct
 from varla.tasks.recall import Recall, interleave
 from varla.tasks.task import IGNORE
@@ -44,7 +44,7 @@ class ZoologyMQAR(Recall):
         return self.seq_len // 2 - self.n
 
     def _check(self) -> None:
-        check_positive("power", self.power)
+        check_number("power", self.power, above=0)
         super()._check()
 
     def _least_vocab(self) -> int:

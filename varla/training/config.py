@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from varla.layers.options import refuse_unknown
-from varla.ops.settings import check_choice, check_count, check_number
+from varla.ops.arguments import check_choice, check_count, check_number, refuse_unknown
 
 PRECISIONS = ("fp32", "bf16")
 Config = TypeVar("Config")

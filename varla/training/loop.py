@@ -11,9 +11,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from varla import tasks
-from varla.layers.options import refuse_unknown
 from varla.models import Backbone, backbone_config
 from varla.models.presets import SETTINGS
+from varla.ops.arguments import refuse_unknown
 from varla.tasks import IGNORE
 from varla.training import checkpoint, environment
 from varla.training.config import RunConfig

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from varla.layers import MECHANISMS
-from varla.layers.options import refuse_unknown
 from varla.models import backbone_config
+from varla.ops.arguments import refuse_unknown
 from varla.training.config import RunConfig, from_dict, load, override
 from varla.training.loop import Diverged, Interrupted, build_task, train
 from varla.training.run import Run, RunError
