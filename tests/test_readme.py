@@ -4,6 +4,8 @@ import json
 import re
 from pathlib import Path
 
+from varla.outcomes import EXIT_CODES, EXIT_USAGE
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
@@ -22,6 +24,12 @@ def test_numbers_are_those_of_the_committed_benchmark():
         f"{long['forward over softmax']:.2f}",
         f"{peak['(peak - states) / inputs']:.1f}",
     ]
+
+
+def test_exit_codes_are_those_of_the_command():
+    sentence = " ".join(README.split("Exit codes: ")[1].split(".")[0].split())
+    words = {0: "fine", 1: "a run of a sweep failed", 2: "usage", 3: "diverged", 130: "stopped by Ctrl-C after saving"}
+    assert sentence == ", ".join(f"{code} {words[code]}" for code in sorted((*EXIT_CODES.values(), EXIT_USAGE)))
 
 
 def test_the_examples_run(tmp_path, monkeypatch):

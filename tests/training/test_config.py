@@ -5,7 +5,7 @@ import math
 import pytest
 import yaml
 
-from varla.training import RunConfig, TrainConfig, from_dict, load, override
+from varla.training import RunConfig, TrainConfig, complete, from_dict, load, override
 from varla.training.config import dump
 from varla.training.schedule import learning_rate
 
@@ -78,6 +78,12 @@ def test_override_reads_values_as_yaml_and_leaves_the_original_alone():
     with pytest.raises(ValueError, match=r"--set train.lr=\[: '\[' is not valid YAML"):
         override(values, ["train.lr=["])
     assert override({}, ["x=null", "y=[1e-3, a1e]"]) == {"x": None, "y": [1e-3, "a1e"]}
+
+
+def test_the_default_task_is_filled_in_unless_another_is_chosen():
+    assert complete({"seed": 3}, ["task.n"]) == {"seed": 3, "task": {"name": "mqar", "n": 8}}
+    assert complete({"seed": 3}, ["task.name"]) == {"seed": 3}
+    assert complete({"task": {"name": "copy"}}, []) == {"task": {"name": "copy"}}
 
 
 def test_files_that_are_not_yaml_are_refused(tmp_path):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from varla.cli.output import accuracies, console, draw, say, share, show, table
+from varla.outcomes import FINISHED
 
 if TYPE_CHECKING:
     from varla.training import Run
@@ -91,7 +92,7 @@ def summarise(run: "Run") -> dict[str, Any]:
         "mechanism": config.mechanism,
         "task": " ".join([str(name), *(f"{key}={value}" for key, value in task.items())]),
         "seed": config.seed,
-        "steps": record.get("steps") if record.get("status") == "finished" else latest.get("step", 0),
+        "steps": record.get("steps") if record.get("status") == FINISHED else latest.get("step", 0),
         "accuracies": accuracies(latest),
         "chance": record.get("chance"),
         "parameters": record.get("parameters"),

@@ -7,8 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from varla.cli.output import complain
-
-FAILED, USAGE, DIVERGED, INTERRUPTED = 1, 2, 3, 130
+from varla.outcomes import DIVERGED, EXIT_CODES, EXIT_USAGE, INTERRUPTED
 
 
 class Commands(TyperGroup):
@@ -20,7 +19,7 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             complain("interrupted")
-            raise typer.Exit(INTERRUPTED) from None
+            raise typer.Exit(EXIT_CODES[INTERRUPTED]) from None
         except Exception as error:
             found = explain(error)
             if found is None or ctx.params.get("traceback"):
@@ -33,15 +32,16 @@ class Commands(TyperGroup):
 def explain(error: Exception) -> tuple[str, int] | None:
     """(message, exit code) of an error that a person can act on; None for one that is ours to mend."""
     if isinstance(error, (ValueError, TypeError)):
-        return str(error), USAGE
+        return str(error), EXIT_USAGE
     if isinstance(error, OSError) and error.errno != errno.EPIPE:
         where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror or error}", USAGE
+        return f"{where}{error.strerror or error}", EXIT_USAGE
     if isinstance(error, ImportError) and not (error.name or "").startswith("varla"):
-        return f"this command needs a package that is not installed: {error}", USAGE
+        return f"this command needs a package that is not installed: {error}", EXIT_USAGE
     if isinstance(error, RuntimeError):
         from varla.training import Diverged, Interrupted
 
-        codes: dict[type[RuntimeError], int] = {Diverged: DIVERGED, Interrupted: INTERRUPTED}
-        return (str(error), codes[type(error)]) if type(error) in codes else None
+        outcomes: dict[type[RuntimeError], str] = {Diverged: DIVERGED, Interrupted: INTERRUPTED}
+        found = outcomes.get(type(error))
+        return None if found is None else (str(error), EXIT_CODES[found])
     return None

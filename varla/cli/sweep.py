@@ -8,14 +8,12 @@ import typer
 from rich.live import Live
 from rich.table import Table
 
-from varla.cli.errors import FAILED
 from varla.cli.options import Device, check_device
 from varla.cli.output import accuracies, complain, console, say, share, show, table
+from varla.outcomes import EXIT_CODES, FAILED, RUNNING, WAITING
 
 if TYPE_CHECKING:
     from varla.training.sweep import Job
-
-WAITING, RUNNING = "waiting", "running"
 
 
 def register(app: typer.Typer) -> None:
@@ -47,11 +45,11 @@ def sweep(
     with view:
         sweeps.run(found, workers=jobs, device=device, watch=view.show)
     show(board(found, f"{folder}: {counts(found)}"))
-    failed = [job for job in found if job.state == sweeps.FAILED]
+    failed = [job for job in found if job.state == FAILED]
     for job in failed:
         complain(f"{job.name} failed: {job.note} (all of it in {job.log})")
     if failed:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(EXIT_CODES[FAILED])
 
 
 class Lines:
@@ -100,7 +98,7 @@ class Board:
     def show(self, jobs: Sequence["Job"]) -> None:
         """Draw the table: all runs, or where they do not fit, those that run or failed."""
         room = max(1, self.live.console.height - 6)
-        shown = list(jobs) if len(jobs) <= room else [job for job in jobs if job.state in (RUNNING, "failed")]
+        shown = list(jobs) if len(jobs) <= room else [job for job in jobs if job.state in (RUNNING, FAILED)]
         self.live.update(board(shown[:room], counts(jobs)), refresh=True)
 
 

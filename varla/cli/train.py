@@ -65,9 +65,10 @@ def train(
 def read(config: Path | None, settings: Sequence[str]) -> "RunConfig":
     """The settings in a file, or none, with the changes applied."""
     from varla import training
-    from varla.training.sweep import complete
 
-    values = complete(training.load(config) if config else {}, [text.partition("=")[0].strip() for text in settings])
+    values = training.complete(
+        training.load(config) if config else {}, [text.partition("=")[0].strip() for text in settings]
+    )
     return training.from_dict(training.override(values, settings))
 
 

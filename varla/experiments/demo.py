@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from varla.outcomes import FINISHED
 from varla.training import Run, build_model, build_task, checkpoint, sweep
 
 MECHANISMS = ("vla", "deltanet-paper", "linear", "softmax")  # the slowest first: two workers then end together
@@ -66,7 +67,7 @@ def run(
     jobs = sweep.expand(base(steps, seed), {"mechanism": list(MECHANISMS)}, folder / "runs")
     sweep.plan(jobs)
     sweep.run(jobs, device="cpu", watch=watch)
-    failed = [job for job in jobs if job.state != sweep.FINISHED]
+    failed = [job for job in jobs if job.state != FINISHED]
     if failed:
         raise RuntimeError("; ".join(f"{job.folder}: {job.state} {job.note}" for job in failed))
     return [collect(job.folder) for job in jobs]

@@ -1,6 +1,6 @@
 """Training: one loop, one run folder, checkpoints that survive a kill."""
 
-from varla.training.config import RunConfig, TrainConfig, from_dict, load, override
+from varla.training.config import RunConfig, TrainConfig, complete, from_dict, load, override
 from varla.training.loop import Diverged, Interrupted, build_model, build_task, evaluate, train
 from varla.training.run import Run, RunError
 
@@ -13,6 +13,7 @@ __all__ = [
     "TrainConfig",
     "build_model",
     "build_task",
+    "complete",
     "evaluate",
     "from_dict",
     "load",

@@ -88,6 +88,15 @@ def load(path: str | Path) -> dict[str, Any]:
     return {key: numbers(value) for key, value in values.items()}
 
 
+def complete(values: Mapping[str, Any], changed: Iterable[str]) -> dict[str, Any]:
+    """Settings with the default task filled in, unless they or the changed keys choose one of their own.
+
+    Without this, `task.n=16` alone would replace the default task by one that has no name.
+    """
+    own_task = "task" in values or "task.name" in changed
+    return dict(values) if own_task else {**values, "task": dict(RunConfig().task)}
+
+
 def override(values: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
     """Apply `key=value` strings, keys by dotted path ("train.lr=1e-3"), to nested dictionaries; returns a copy."""
     result = _copy(values)

@@ -14,6 +14,7 @@ from varla import tasks
 from varla.models import Backbone, backbone_config
 from varla.models.presets import SETTINGS
 from varla.ops.arguments import refuse_unknown
+from varla.outcomes import DIVERGED, FAILED, FINISHED, INTERRUPTED, RUNNING
 from varla.tasks import IGNORE
 from varla.training import checkpoint, environment
 from varla.training.config import RunConfig
@@ -150,14 +151,14 @@ class _Trainer:
                     if (step + 1) % self.config.train.checkpoint_every == 0 or last or stopping:
                         self._save(step + 1)
                     if stopping and not last:
-                        self._record("interrupted", step + 1)
+                        self._record(INTERRUPTED, step + 1)
                         how = f"varla train --resume {self.run_.folder}"
                         raise Interrupted(f"stopped and saved after step {step + 1}; go on with: {how}")
-            return self._record("finished", self.config.train.steps)
+            return self._record(FINISHED, self.config.train.steps)
         except Interrupted:
             raise
         except Exception as error:
-            self._record("diverged" if isinstance(error, Diverged) else "failed", None, message=str(error))
+            self._record(DIVERGED if isinstance(error, Diverged) else FAILED, None, message=str(error))
             raise
         finally:
             if writer is not None:
@@ -194,7 +195,7 @@ class _Trainer:
             done, self.seconds = checkpoint.load(found, self.model, self.optimizer, self.generator)
         if self.main:
             self.run_.truncate_metrics(done)
-            self._record("running", done)
+            self._record(RUNNING, done)
         self.accelerator.wait_for_everyone()
         return done
 

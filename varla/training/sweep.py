@@ -27,14 +27,12 @@ import torch
 from varla.layers import MECHANISMS
 from varla.models import backbone_config
 from varla.ops.arguments import refuse_unknown
-from varla.training.config import RunConfig, from_dict, load, override
+from varla.outcomes import DIVERGED, EXIT_CODES, FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING
+from varla.training.config import RunConfig, complete, from_dict, load, override
 from varla.training.loop import Diverged, Interrupted, build_task, train
 from varla.training.run import Run, RunError
 from varla.training.stop import Stop
 
-WAITING, RUNNING, FAILED = "waiting", "running", "failed"
-FINISHED, DIVERGED, INTERRUPTED = "finished", "diverged", "interrupted"  # as records have them
-_EXIT_DIVERGED, _EXIT_INTERRUPTED = 3, 130
 # Keys whose value says by itself what it is: vla-n8, not mechanismvla-n8.
 _TELLING = ("mechanism", "preset", "task.name")
 _PATIENCE = 120.0  # seconds that a stopped worker has to save
@@ -64,15 +62,6 @@ class Job:
         for entry in Run(self.folder).metrics():
             found.update(entry)
         return found
-
-
-def complete(values: Mapping[str, Any], changed: Iterable[str]) -> dict[str, Any]:
-    """Settings with the default task filled in, unless they or the changed keys choose one of their own.
-
-    Without this, `task.n=16` alone would replace the default task by one that has no name.
-    """
-    own_task = "task" in values or "task.name" in changed
-    return dict(values) if own_task else {**values, "task": dict(RunConfig().task)}
 
 
 def read(path: str | Path) -> tuple[dict[str, Any], dict[str, list[Any]]]:
@@ -235,16 +224,16 @@ def work() -> None:
     try:
         train(from_dict(order["config"]), order["folder"], resume=order["resume"], device=order["device"])
     except Diverged:
-        raise SystemExit(_EXIT_DIVERGED) from None  # the record says where
+        raise SystemExit(EXIT_CODES[DIVERGED]) from None  # the record says where
     except Interrupted as error:
         print(error, file=sys.stderr)
-        raise SystemExit(_EXIT_INTERRUPTED) from None
+        raise SystemExit(EXIT_CODES[INTERRUPTED]) from None
 
 
 def _settle(job: Job, code: int, *, stopping: bool) -> None:
     """How a job ended, from its worker's exit code."""
-    if code in (0, _EXIT_DIVERGED):
-        job.state = FINISHED if code == 0 else DIVERGED
+    if code in (EXIT_CODES[FINISHED], EXIT_CODES[DIVERGED]):
+        job.state = DIVERGED if code == EXIT_CODES[DIVERGED] else FINISHED
         job.note = str(Run(job.folder).record().get("message") or "")
     elif stopping:
         job.state = INTERRUPTED
