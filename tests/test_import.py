@@ -1,14 +1,17 @@
-"""Importing varla is cheap and pulls in nothing heavy."""
+"""Importing varla is cheap and pulls in nothing heavy; torch comes with the first operator that is asked for."""
 
 import json
 import subprocess
 import sys
+
+import pytest
 
 SCRIPT = """
 import json, sys, time
 import torch
 before, start = set(sys.modules), time.perf_counter()
 import varla
+varla.vla
 print(json.dumps({"seconds": time.perf_counter() - start, "new": sorted(set(sys.modules) - before)}))
 """
 
@@ -29,8 +32,28 @@ def test_import_loads_no_compiler_and_no_framework():
     assert not [name for name in new if name in heavy or name.split(".")[0] in heavy]
 
 
+@pytest.mark.parametrize("module", ["varla", "varla.cli", "varla.cli.main", "varla.outcomes"])
+def test_torch_is_loaded_only_when_it_is_needed(module):
+    loaded = "print('torch' in sys.modules)"
+    script = f"import sys, varla, {module}; {loaded}; varla.vla; {loaded}"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["False", "True"]
+
+
+def test_names_can_be_imported_and_listed_before_anything_is_loaded():
+    script = (
+        "import varla; assert 'vla_step' in dir(varla); from varla import *; print(vla.__module__, VLAState.__name__)"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["varla.ops.vla", "VLAState"]
+
+
 def test_public_names_are_the_documented_ones():
     import varla
 
     assert all(hasattr(varla, name) for name in varla.__all__)
+    assert set(varla.__all__) <= set(dir(varla))
+    assert set(varla.ops.__all__) == set(varla.__all__) - {"__version__"}
+    with pytest.raises(AttributeError, match="module 'varla' has no attribute 'vlaa'"):
+        _ = varla.vlaa
     assert {"vla", "vla_step", "VLAState", "backends", "linear_attention", "delta_rule"} <= set(varla.__all__)

@@ -1,21 +1,24 @@
 """Variational Linear Attention: linear-time attention whose memory is an online regularised least-squares fit."""
 
-from varla.ops import (
-    Backend,
-    DeltaRuleState,
-    LinearAttentionState,
-    State,
-    VLAState,
-    backends,
-    decayed_delta_rule,
-    decayed_delta_rule_step,
-    delta_rule,
-    delta_rule_step,
-    linear_attention,
-    linear_attention_step,
-    vla,
-    vla_step,
-)
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from varla.ops import (
+        Backend,
+        DeltaRuleState,
+        LinearAttentionState,
+        State,
+        VLAState,
+        backends,
+        decayed_delta_rule,
+        decayed_delta_rule_step,
+        delta_rule,
+        delta_rule_step,
+        linear_attention,
+        linear_attention_step,
+        vla,
+        vla_step,
+    )
 
 __version__ = "0.1.0.dev0"
 
@@ -36,3 +39,17 @@ __all__ = [
     "vla",
     "vla_step",
 ]
+
+if not TYPE_CHECKING:  # a type checker that saw this would believe in any name
+
+    def __getattr__(name: str) -> Any:
+        """Load the operators, and torch with them, when one is first asked for: `varla --help` needs neither."""
+        if name not in __all__:
+            raise AttributeError(f"module 'varla' has no attribute {name!r}")
+        from varla import ops
+
+        found = globals()[name] = getattr(ops, name)
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
