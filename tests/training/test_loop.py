@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from varla.training import Diverged, Interrupted, Run, RunError, build_model, checkpoint, evaluate, from_dict, train
 from varla.training.config import override
@@ -115,6 +116,56 @@ def test_killed_at_twenty_random_moments_it_loses_only_the_steps_since_the_last_
     assert not [path for path in folder.rglob(".*") if path.name != ".lock"], "nothing is left aside"
     assert numbers(folder) == numbers(tmp_path / "whole")
     assert weights(folder) == weights(tmp_path / "whole")
+
+
+def spied(monkeypatch):
+    """A dictionary that will hold what the first layer of every model then built puts out: (y, state), the newest."""
+    from varla.training import loop
+
+    seen = {}
+
+    def build(config):
+        model = build_model(config)
+        model.blocks[0].mixer.register_forward_hook(lambda module, _, output: seen.update(y=output[0], state=output[1]))
+        return model
+
+    monkeypatch.setattr(loop, "build_model", build)
+    return seen
+
+
+@pytest.mark.parametrize("mechanism", ["vla", "softmax", "deltanet"])
+def test_in_bfloat16_it_trains_and_resumes_while_weights_moments_and_states_stay_float32(
+    tmp_path, monkeypatch, mechanism
+):
+    seen = spied(monkeypatch)
+    settings = [f"mechanism={mechanism}", "preset=tuned", "train.lr=1e-2", "train.batch_size=16"]
+    config = tiny(*settings, "train.precision=bf16")
+    record = train(config, tmp_path / "whole", device="cpu")
+    assert record["status"] == "finished"
+    assert seen["y"].dtype == torch.bfloat16, "the layers' products were not taken in bfloat16"
+    if mechanism != "softmax":  # its state is a cache of keys and values as they came
+        memory = seen["state"].memory.tensors()
+        assert {x.dtype for name, x in memory.items() if name != "t"} == {torch.float32}
+    newest = checkpoint.latest(Run(tmp_path / "whole").checkpoints)
+    for name in ("model", "optimizer"):
+        tensors = load_file(newest / f"{name}.safetensors")
+        assert tensors
+        assert {x.dtype for x in tensors.values()} == {torch.float32}, name
+
+    entries = Run(tmp_path / "whole").metrics()
+    assert [entry["step"] for entry in entries] == list(range(1, 31))
+    losses = [entry["loss"] for entry in entries]
+    assert losses[-1] < losses[0] / 2
+    train(tiny(*settings), tmp_path / "full", device="cpu")
+    precise = [entry["loss"] for entry in Run(tmp_path / "full").metrics()]
+    assert losses != precise
+    assert losses == pytest.approx(precise, rel=0.02)
+
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "cut", progress=StopAt(12, signal.SIGTERM), device="cpu")
+    train(config, tmp_path / "cut", resume=True, device="cpu")
+    assert numbers(tmp_path / "cut") == numbers(tmp_path / "whole")
+    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
 
 
 def test_a_run_that_is_being_trained_is_left_alone(tmp_path):
