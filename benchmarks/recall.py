@@ -1,7 +1,7 @@
 """The recall results that the layers must show: `python -m benchmarks.recall` trains them side by side.
 
-Writes benchmarks/results/recall.json. On one GPU the runs share it, each in a process of its own; a full set takes
-minutes there and hours on a CPU. `--steps` shortens all of them for a try.
+Writes benchmarks/results/recall.json. Each run is a process of its own. On a GPU all of them share it and a full set
+takes minutes; on a CPU two run at a time, for hours. `--steps` shortens all of them for a try.
 """
 
 import argparse
@@ -10,6 +10,8 @@ import multiprocessing
 import tempfile
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from benchmarks.measure import RESULTS, table, write
 
@@ -31,8 +33,6 @@ RUNS: dict[str, tuple[dict[str, Any], float, float]] = {
 
 
 def one(job: tuple[str, str, int | None, int]) -> dict[str, Any]:
-    import torch
-
     from varla.training import from_dict, train
 
     name, folder, steps, seed = job
@@ -68,11 +68,16 @@ def save(seed: int, rows: list[dict[str, Any]]) -> None:
     write("recall", {"seed": seed, "runs": sorted(rows, key=lambda row: list(RUNS).index(row["run"]))})
 
 
+def jobs_at_a_time() -> int:
+    """All share a GPU; on a CPU, more than a few would only take each other's memory and time."""
+    return len(RUNS) if torch.cuda.is_available() else 2
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, help="instead of the full number; nothing is written")
     parser.add_argument("--seed", type=int, default=42)
-    parser.add_argument("--jobs", type=int, default=len(RUNS))
+    parser.add_argument("--jobs", type=int, default=jobs_at_a_time(), help="runs at a time (%(default)s here)")
     parser.add_argument("names", nargs="*", help=f"runs to do, of: {', '.join(RUNS)}")
     arguments = parser.parse_args()
     jobs = [(name, arguments.steps, arguments.seed) for name in arguments.names or RUNS]
