@@ -7,4 +7,7 @@ os.environ["COLUMNS"] = "200"  # tables are as wide as this, whatever the termin
 
 import torch
 
+if not torch.cuda.is_available():  # kernels run in Triton's interpreter, which must be known before it is imported
+    os.environ["TRITON_INTERPRET"] = "1"
+
 torch.set_num_threads(1)

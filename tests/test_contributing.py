@@ -11,7 +11,7 @@ LAYOUT = TEXT.split("## Layout")[1].split("## Rules")[0]
 NAMED = {part.removesuffix(".py") for name in re.findall(r"`([\w./]+)`", LAYOUT) for part in name.split("/")}
 
 
-@pytest.mark.parametrize("folder", ["varla", "varla/ops", "varla/ops/chunk"])
+@pytest.mark.parametrize("folder", ["varla", "varla/ops", "varla/ops/chunk", "varla/ops/triton"])
 def test_every_module_is_in_the_table(folder):
     found = {path.stem for path in (ROOT / folder).iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert found - {"__init__"} <= NAMED

@@ -1,5 +1,7 @@
 """The forms an operator can be computed in, and which of them can run here."""
 
+import importlib.util
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,10 +24,28 @@ def _no_lapack() -> str | None:
     return "this build of PyTorch has no LAPACK, which the Cholesky factorisations need"
 
 
+def _no_triton() -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed (pip install triton)"
+    if triton_interpreted():
+        return None
+    if not torch.cuda.is_available():
+        return "no CUDA GPU was found (TRITON_INTERPRET=1, set before the start, runs the kernels slowly on the CPU)"
+    if torch.cuda.get_device_capability() < (8, 0):
+        return f"{torch.cuda.get_device_name()} is too old: the kernels need compute capability 8.0 or later"
+    return None
+
+
+def triton_interpreted() -> bool:
+    """Whether Triton is told to run kernels in its interpreter, on the CPU."""
+    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes")
+
+
 _FORMS: dict[str, tuple[str, Callable[[], str | None]]] = {
     "reference": ("Algorithm 1, one token at a time: the specification", lambda: None),
     "scan": ("Algorithm 2, corrected: S by an associative scan; T D x D matrices in memory", lambda: None),
     "chunk": ("the chunk-wise form in PyTorch, with a hand-written backward", _no_lapack),
+    "triton": ("the chunk-wise form as GPU kernels (vla only)", _no_triton),
 }
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from varla.ops.arguments import check_choice, check_count, check_flag
-from varla.ops.backends import backends
+from varla.ops.backends import backends, triton_interpreted
 from varla.ops.checks import check_state
 from varla.ops.chunk import chunk, encode
 from varla.ops.packing import check_packing, sequence_bounds
@@ -24,7 +24,7 @@ Loop = Callable[..., tuple[Tensor, Any]]
 
 @dataclass(frozen=True)
 class Mechanism(Generic[StateT]):
-    """An operator's parts: its state, the form of each backend but "chunk", and how a state begins if not as zeros.
+    """An operator's parts: state, loops by backend, how a state begins if not as zeros, and whether it has kernels.
 
     A loop takes (*inputs [B, T, H, *], state, settings), all in the state's precision, and returns (outputs, state).
     """
@@ -33,6 +33,7 @@ class Mechanism(Generic[StateT]):
     state: type[StateT]
     loops: Mapping[str, Loop]
     initial: Callable[..., StateT] | None = None
+    kernels: bool = False
 
 
 def run(
@@ -51,12 +52,12 @@ def run(
     check_flag("return_state", return_state)
     device, dtype = inputs[0].device, inputs[0].dtype
     rows = check_packing(cu_seqlens, sizes["B"], sizes["T"], device)
-    form = choose(mechanism, backend, chunk_size, sizes["T"])
+    form = choose(mechanism, backend, chunk_size, sizes, inputs[0])
     state = begin(mechanism, "initial_state", initial_state, {**sizes, "B": rows}, settings, device, dtype)
 
-    if form == "chunk":
+    if form in ("chunk", "triton"):
         size = chunk_size if chunk_size is not None else default_chunk_size(sizes["D"])
-        o, state = _run_chunk(inputs, state, settings, cu_seqlens, size)
+        o, state = _run_operator(form, inputs, state, settings, cu_seqlens, size)
     else:
         with torch.autocast(device.type, enabled=False):
             o, state = _run_loop(mechanism.loops[form], inputs, state, settings, cu_seqlens)
@@ -78,19 +79,38 @@ def run_step(
     return o[:, 0], state
 
 
-def choose(mechanism: Mechanism[StateT], backend: str, chunk_size: int | None, T: int) -> str:
-    """The form to run. Nothing is swapped silently: a form that cannot do what is asked for is an error."""
-    allowed = (*mechanism.loops, "chunk")
+def choose(
+    mechanism: Mechanism[StateT], backend: str, chunk_size: int | None, sizes: Mapping[str, int], like: Tensor
+) -> str:
+    """The form to run on inputs like this one. Nothing is swapped silently: a form that cannot do it is an error."""
+    allowed = (*mechanism.loops, "chunk", *(("triton",) if mechanism.kernels else ()))
     check_choice("backend", backend, ("auto", *allowed))
     check_count("chunk_size", chunk_size, none_means="chosen by shape")
     if backend == "auto":
-        backend = "reference" if chunk_size is None and T < SHORT else "chunk"
+        fits = like.is_cuda and mechanism.kernels and chunk_size is None and _outside_kernels(sizes, like) is None
+        if fits and backends()["triton"].available:
+            return "triton"
+        backend = "reference" if chunk_size is None and sizes["T"] < SHORT else "chunk"
     elif backend != "chunk" and chunk_size is not None:
-        raise ValueError(f"chunk_size is for backend='chunk' (or 'auto'); backend={backend!r} has no chunks")
+        why = "has chunks of 64 tokens" if backend == "triton" else "has no chunks"
+        raise ValueError(f"chunk_size is for backend='chunk' (or 'auto'); backend={backend!r} {why}")
     found = backends()[backend]
-    if not found.available:
-        raise RuntimeError(f"backend={backend!r} cannot run here: {found.reason}")
+    reason = found.reason or (_outside_kernels(sizes, like) if backend == "triton" else None)
+    if reason is not None:
+        raise RuntimeError(f"backend={backend!r} cannot run here: {reason}")
     return backend
+
+
+def _outside_kernels(sizes: Mapping[str, int], like: Tensor) -> str | None:
+    """Why the kernels cannot take inputs like this one; None if they can."""
+    if not like.is_cuda and not triton_interpreted():
+        return f"the inputs are on {like.device}, and the kernels run on CUDA GPUs"
+    if like.dtype == torch.float64:
+        return "the kernels compute in float32; use backend='chunk' for float64 inputs"
+    for name, most in (("D", 128), ("Dv", 256)):
+        if not 1 <= sizes[name] <= most:
+            return f"the kernels take {name} from 1 to {most}, got {sizes[name]}; use backend='chunk'"
+    return None
 
 
 def default_chunk_size(D: int) -> int:
@@ -116,19 +136,20 @@ def begin(
     return state
 
 
-def _run_chunk(
-    inputs: Sequence[Tensor],
-    state: StateT,
-    settings: Settings,
-    cu_seqlens: Tensor | None,
-    chunk_size: int,
+def _run_operator(
+    form: str, inputs: Sequence[Tensor], state: StateT, settings: Settings, cu_seqlens: Tensor | None, chunk_size: int
 ) -> tuple[Tensor, StateT]:
     *memory, t = state.tensors().values()
     if any(forward_ad.unpack_dual(x).tangent is not None for x in (*inputs, *memory)):  # type: ignore[no-untyped-call]
         # torch would take the operator for a constant, and its derivative for zero.
-        raise RuntimeError("forward-mode derivatives are not supported by backend='chunk'; use backend='reference'")
+        raise RuntimeError(f"forward-mode derivatives are not supported by backend={form!r}; use backend='reference'")
     keep = torch.is_grad_enabled() and any(x.requires_grad for x in (*inputs, *memory))
-    outputs = chunk(list(inputs), memory, t, cu_seqlens, encode(settings), chunk_size, keep)
+    if form == "chunk":
+        outputs = chunk(list(inputs), memory, t, cu_seqlens, encode(settings), chunk_size, keep)
+    else:
+        from varla.ops.triton import vla_triton
+
+        outputs = vla_triton(list(inputs), memory, t, cu_seqlens, encode(settings), keep)
     t = t + (inputs[0].shape[1] if cu_seqlens is None else cu_seqlens.diff().to(t))
     return outputs[0], state.of((*outputs[1 : 1 + len(memory)], t))
 

@@ -58,7 +58,7 @@ def vla(
         initial_state: where to go on from; with packed sequences, one row for each.
         return_state: also return the state after the last token.
         cu_seqlens: [N + 1] offsets that pack N sequences into B = 1; each behaves as if it were alone.
-        backend: "reference", "scan", "chunk" or "auto"; see `varla.backends()`.
+        backend: "reference", "scan", "chunk", "triton" or "auto"; see `varla.backends()`.
         chunk_size: tokens in a chunk, for backend "chunk". None: chosen by D. Any value gives the same result.
 
     Returns:
@@ -138,4 +138,4 @@ def _initial(sizes: Mapping[str, int], settings: VLASettings, dtype: torch.dtype
     return state
 
 
-_VLA = Mechanism("vla", VLAState, {"reference": reference.vla_reference, "scan": scan.vla_scan}, _initial)
+_VLA = Mechanism("vla", VLAState, {"reference": reference.vla_reference, "scan": scan.vla_scan}, _initial, kernels=True)

@@ -35,13 +35,14 @@ _FIELDS = {name: tuple(field.name for field in fields(kind)) for name, (kind, _)
 
 
 def encode(settings: Settings) -> str:
-    """Settings as a string that `_decode` reads back exactly, built so that torch.compile can trace it."""
+    """Settings as a string that `decode` reads back exactly, built so that torch.compile can trace it."""
     name = type(settings).__name__
     return " ".join([name, *(f"{getattr(settings, field)!r}" for field in _FIELDS[name])])
 
 
 @lru_cache(maxsize=256)
-def _decode(text: str) -> tuple[Settings, Cell]:
+def decode(text: str) -> tuple[Settings, Cell]:
+    """The settings that `encode` wrote, and the cell that computes with them."""
     name, *values = text.split()
     kind, cell = _CELLS[name]
     settings = kind(*map(ast.literal_eval, values))
@@ -54,7 +55,7 @@ def _job(inputs: Sequence[Tensor], t: Tensor, cu_seqlens: Tensor | None, text: s
         starts, lengths = [0] * B, [T] * B
     else:
         starts, lengths = sequence_bounds(cu_seqlens, T)
-    settings, cell = _decode(text)
+    settings, cell = decode(text)
     refresh = settings.beat if isinstance(settings, VLASettings) else None
     plan = make_plan(starts, lengths, chunk_size, H)
     return driver.Job(cell, plan, cu_seqlens is not None, t, refresh)
@@ -159,11 +160,16 @@ def _backward(ctx, grads):  # type: ignore[no-untyped-def]
 chunk.register_autograd(_backward, setup_context=_setup_context)
 
 
-def _refuse_double_backward(ctx, *grads):  # type: ignore[no-untyped-def]
-    raise RuntimeError(
-        "double backward is not supported by backend='chunk': its gradients are written by hand and have no "
-        "gradients of their own. Use backend='reference' (or 'scan'), which differentiate as often as you like."
-    )
+def refuse_double_backward(backend: str) -> Callable[..., Any]:
+    """A backward for a backward written by hand: an error that says what to use instead."""
+
+    def refuse(ctx: Any, *grads: Any) -> Any:
+        raise RuntimeError(
+            f"double backward is not supported by backend={backend!r}: its gradients are written by hand and have no "
+            "gradients of their own. Use backend='reference' (or 'scan'), which differentiate as often as you like."
+        )
+
+    return refuse
 
 
-chunk_backward.register_autograd(_refuse_double_backward)
+chunk_backward.register_autograd(refuse_double_backward("chunk"))

@@ -1,0 +1,85 @@
+"""Compiles every kernel that a call would launch, for a GPU that need not be there, and reports what each one takes.
+
+Run as a program, in a process without TRITON_INTERPRET: python -m tests.ops.triton.compiling ARCH TYPE D REFRESH.
+Prints one JSON object for each kernel. The host code runs as it is, on CPU tensors; only the launch is replaced.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from varla.ops.settings import VLASettings
+from varla.ops.triton.op import _kept
+from varla.ops.triton.pipeline import Inputs, Pipeline, Precision, Shape, State
+from varla.ops.triton.plan import make_plan, span_length
+
+POINTERS = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+
+
+def source(kernel: Any, arguments: dict[str, Any]) -> ASTSource:
+    """The kernel with the types and divisibilities that a launch with these arguments would find."""
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
+    for index, parameter in enumerate(kernel.params):
+        name, value = parameter.name, arguments[parameter.name]
+        if parameter.is_constexpr or (isinstance(value, int) and value == 1):
+            signature[name], constants[name] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[name], attributes[index,] = POINTERS[value.dtype], [["tt.divisibility", 16]]
+        elif isinstance(value, float):
+            signature[name] = "fp32"
+        else:
+            signature[name] = "i32"
+            if value % 16 == 0:
+                attributes[index,] = [["tt.divisibility", 16]]
+    return ASTSource(kernel, signature, constants, attributes)
+
+
+def report(kernel: Any, arguments: dict[str, Any], arch: int, options: dict[str, int]) -> dict[str, Any]:
+    compiled = triton.compile(source(kernel, arguments), target=GPUTarget("cuda", arch, 32), options=options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        tool = triton.knobs.nvidia.cuobjdump.path
+        usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    taken = {name.lower(): int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", usage)}
+    return {"kernel": kernel.__name__, "shared": compiled.metadata.shared, **taken, **options}
+
+
+def main(arch: int, dtype: torch.dtype, D: int, refresh: int | None) -> None:
+    def launch(self: Any, *values: Any, grid: Any, warmup: bool, **named: Any) -> None:
+        options = {name: named.pop(name) for name in ("num_warps", "num_stages") if name in named}
+        found = report(self, {**dict(zip(self.arg_names, values, strict=False)), **named}, arch, options)
+        print(json.dumps(found), flush=True)
+
+    triton.runtime.jit.JITFunction.run = launch
+    H, T = 2, 600
+    settings = VLASettings(0.1, refresh, 1e-3, 1e-4, "unit", "elu1", D**-0.5, True, True, True)
+    x = Inputs(*(torch.randn(T, H, D).to(dtype) for _ in range(4)))
+    precision = Precision.of(dtype, interpreted=False)
+    plan = make_plan((T,), span_length(T, H), torch.device("cpu"))
+    pipeline = Pipeline(plan, Shape.of(H, D, D, precision.buffer), precision, settings)
+    state = State(torch.zeros(1, H, D, D), torch.eye(D).repeat(1, H, 1, 1), torch.zeros(1, H, D), torch.zeros(1).long())
+    kept = _kept([y[None] for y in x], 1, False)
+    o, S, A, z = pipeline.forward(x, state, kept)
+    pipeline.backward(x, state, kept, o, A, o, S, A, z)
+
+
+if __name__ == "__main__":
+    arch, dtype, D, refresh = sys.argv[1:]
+    main(int(arch), getattr(torch, dtype), int(D), int(refresh) or None)

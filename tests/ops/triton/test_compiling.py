@@ -1,0 +1,39 @@
+"""Every kernel compiles for the GPUs it is meant for, fits their shared memory, and keeps to its registers."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+SHARED = {80: 166_912, 90: 232_448}  # bytes a block may have
+
+
+@pytest.mark.parametrize(
+    ("arch", "dtype", "D", "refresh", "spilled"),
+    [
+        (80, "bfloat16", 64, 20, 800),
+        (80, "bfloat16", 128, 0, 800),
+        (90, "bfloat16", 64, 0, 200),
+        (90, "bfloat16", 128, 20, 900),
+        (90, "float32", 64, 20, 2000),
+    ],
+)
+def test_compiles_and_fits(arch: int, dtype: str, D: int, refresh: int, spilled: int) -> None:
+    """`spilled`: bytes a thread may keep outside its registers. A bound on what there is, so that more is noticed."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.ops.triton.compiling", str(arch), dtype, str(D), str(refresh)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    names = {kernel["kernel"] for kernel in found}
+    assert {"forward_walk", "prepare", "scan", "read", "unread", "scan_backward", "finish", "backward_walk"} <= names
+    assert (
+        {"gradient_scan", "factor_backward", "direction_walk"} if refresh else {"invert", "direction_backward"}
+    ) <= names
+    for kernel in found:
+        assert kernel["shared"] <= SHARED[arch], kernel
+        assert kernel["stack"] <= spilled, kernel

@@ -1,0 +1,211 @@
+"""The kernels against the plain loop in float64: on a GPU where there is one, else in Triton's interpreter."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import varla
+from tests.ops.cases import randn, vla_inputs, vla_state, with_gradients
+
+pytest.importorskip("triton")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NO_REFRESH: dict[str, Any] = {"refresh_every": None}
+
+
+def relative(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    got, wanted = got.double().cpu(), wanted.double().cpu()
+    return float((got - wanted).norm() / wanted.norm().clamp(min=1e-30))
+
+
+def compare(
+    inputs: list[torch.Tensor],
+    state: varla.VLAState | None,
+    dtype: torch.dtype,
+    tolerance: float,
+    cu_seqlens: torch.Tensor | None = None,
+    **options: Any,
+) -> None:
+    """Outputs, final state and all gradients of the kernels within `tolerance` (by norm) of the loop in float64."""
+    rounded = [x.to(dtype) for x in inputs]
+    single = (
+        None if state is None else state.of(x.float() if x.is_floating_point() else x for x in state.tensors().values())
+    )
+    double = (
+        None
+        if single is None
+        else single.of(x.double() if x.is_floating_point() else x for x in single.tensors().values())
+    )
+    if cu_seqlens is not None:
+        options["cu_seqlens"] = cu_seqlens
+    wanted = with_gradients(varla.vla, [x.double() for x in rounded], double, backend="reference", **options)
+    if cu_seqlens is not None:
+        options["cu_seqlens"] = cu_seqlens.to(DEVICE)
+    got = with_gradients(
+        varla.vla,
+        [x.to(DEVICE) for x in rounded],
+        None if single is None else single.to(DEVICE),
+        backend="triton",
+        **options,
+    )
+    errors = {name: relative(got[name], wanted[name]) for name in wanted if wanted[name].abs().max() > 0}
+    assert all(
+        got[name].dtype == (dtype if got[name].shape in {x.shape for x in inputs} else got[name].dtype) for name in got
+    )
+    assert not {name: value for name, value in errors.items() if not value <= tolerance}
+
+
+@pytest.mark.parametrize("options", [{}, NO_REFRESH], ids=["refresh", "no refresh"])
+@pytest.mark.parametrize("T", [1, 15, 16, 17, 63, 64, 65, 150])
+def test_every_length(T: int, options: dict[str, Any]) -> None:
+    compare(vla_inputs(T, B=2, H=1, D=16, Dv=16), vla_state(2, 1, 16, 16), torch.float32, 5e-6, **options)
+
+
+@pytest.mark.parametrize("options", [{}, NO_REFRESH], ids=["refresh", "no refresh"])
+@pytest.mark.parametrize(("D", "Dv"), [(5, 4), (24, 40), (48, 16), (64, 80), (16, 130)])
+def test_every_width(D: int, Dv: int, options: dict[str, Any]) -> None:
+    compare(vla_inputs(70, B=1, H=2, D=D, Dv=Dv), vla_state(1, 2, D, Dv), torch.float32, 5e-6, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gain": "projection"},
+        {"gain": "projection", **NO_REFRESH},
+        {"gain": "raw", "lambda0": 2.0},
+        {"normalizer": False},
+        {"normalize_key": False, "penalty_scale": 1.0, "gain": "projection"},
+        {"feature_map": "identity", "normalizer": False},
+        {"update_penalty": False},
+        {"refresh_every": 1},
+        {"refresh_every": 7, "refresh": 0.1},
+        {"refresh_every": 2**40},
+        {"refresh": 0.0},
+        {"eps": 30.0},
+    ],
+    ids=str,
+)
+def test_every_setting(options: dict[str, Any]) -> None:
+    compare(vla_inputs(50, B=2, H=1, D=16, Dv=16), vla_state(2, 1, 16, 16), torch.float32, 1e-5, **options)
+
+
+@pytest.mark.parametrize("options", [{}, NO_REFRESH], ids=["refresh", "no refresh"])
+def test_several_spans(options: dict[str, Any]) -> None:
+    """Longer than a span (256 tokens), so that A starts from an inverse, and its gradient from a sum."""
+    compare(vla_inputs(530, B=1, H=1, D=16, Dv=16), vla_state(1, 1, 16, 16), torch.float32, 1e-5, **options)
+
+
+@pytest.mark.parametrize("options", [{}, NO_REFRESH], ids=["refresh", "no refresh"])
+def test_packed(options: dict[str, Any]) -> None:
+    lengths = [3, 0, 70, 1, 300, 64]
+    cu_seqlens = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
+    inputs = vla_inputs(sum(lengths), B=1, H=1, D=16, Dv=16)
+    compare(inputs, vla_state(6, 1, 16, 16), torch.float32, 1e-5, cu_seqlens=cu_seqlens, **options)
+
+
+@pytest.mark.parametrize("options", [{}, NO_REFRESH], ids=["refresh", "no refresh"])
+def test_repeated_keys_and_directions(options: dict[str, Any]) -> None:
+    q, k, v, u = vla_inputs(100, B=1, H=1, D=16, Dv=16)
+    k, u = k[:, :1] + 0.1 * k, u[:, :1] + 0.01 * u
+    compare([q, k, v, u], None, torch.float32, 2e-5, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision(dtype: torch.dtype) -> None:
+    compare(vla_inputs(100, B=1, H=2, D=32, Dv=32), vla_state(1, 2, 32, 32), dtype, 1e-2)
+
+
+def test_zero_directions_and_keys() -> None:
+    q, k, v, u = vla_inputs(40, B=1, H=1, D=16, Dv=16)
+    u[:, ::3] = 0
+    compare([q, k, v, u], None, torch.float32, 1e-5)
+    k[:, 1::4] = 0
+    compare([q, k, v, u], None, torch.float32, 1e-5, feature_map="identity", normalizer=False)
+
+
+def test_the_same_numbers_twice() -> None:
+    inputs = [x.float().to(DEVICE) for x in vla_inputs(100, D=16, Dv=16)]
+    first, second = (with_gradients(varla.vla, inputs, None, backend="triton") for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_nan_stays_in_its_row() -> None:
+    inputs = [x.float().to(DEVICE) for x in vla_inputs(40, B=2, H=2, D=16, Dv=16)]
+    clean = varla.vla(*inputs, backend="triton")
+    inputs[1][1, 5, 0, 3] = float("nan")
+    o = varla.vla(*inputs, backend="triton")
+    assert torch.equal(o[0], clean[0])
+    assert torch.equal(o[1, :, 1], clean[1, :, 1])
+    assert o[1, 5:, 0].isnan().all()
+
+
+def test_indefinite_A_shows() -> None:
+    """What has no Cholesky factor comes out as NaN: A is not clamped into shape."""
+    inputs = [x.float().to(DEVICE) for x in vla_inputs(20, B=1, H=1, D=16, Dv=16)]
+    state = vla_state(1, 1, 16, 16)
+    A = -1e3 * torch.eye(16, dtype=torch.float32).expand(1, 1, 16, 16)
+    broken = varla.VLAState(state.S.float(), A, state.z.float(), state.t).to(DEVICE)
+    assert varla.vla(*inputs, initial_state=broken, backend="triton").isnan().any()
+
+
+def test_empty() -> None:
+    inputs = [x.float().to(DEVICE) for x in vla_inputs(0, D=16, Dv=16)]
+    o, state = varla.vla(*inputs, backend="triton", return_state=True)
+    assert o.shape == (2, 0, 2, 16)
+    assert torch.equal(state.A, torch.eye(16, device=DEVICE).mul(10).expand(2, 2, 16, 16))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dtype": torch.float64}, "float64"),
+        ({"D": 130}, "D from 1 to 128, got 130"),
+        ({"Dv": 257}, "Dv from 1 to 256, got 257"),
+    ],
+)
+def test_what_the_kernels_cannot_take(change: dict[str, Any], message: str) -> None:
+    dtype = change.pop("dtype", torch.float32)
+    inputs = [x.to(DEVICE, dtype) for x in vla_inputs(5, **{"D": 16, "Dv": 16, **change})]
+    with pytest.raises(RuntimeError, match=message):
+        varla.vla(*inputs, backend="triton")
+
+
+def test_chunk_size_is_refused() -> None:
+    inputs = [x.float().to(DEVICE) for x in vla_inputs(5, D=16, Dv=16)]
+    with pytest.raises(ValueError, match="chunks of 64 tokens"):
+        varla.vla(*inputs, backend="triton", chunk_size=32)
+
+
+def test_other_operators_have_no_kernels() -> None:
+    q, k, v, _ = (x.float().to(DEVICE) for x in vla_inputs(5))
+    with pytest.raises(ValueError, match="backend must be one of"):
+        varla.linear_attention(q, k, v, backend="triton")
+
+
+def test_double_backward_is_refused() -> None:
+    inputs = [x.float().to(DEVICE).requires_grad_() for x in vla_inputs(20, D=16, Dv=16)]
+    o = varla.vla(*inputs, backend="triton")
+    (grad,) = torch.autograd.grad(o.sum(), inputs[:1], create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward is not supported by backend='triton'"):
+        torch.autograd.grad(grad.sum(), inputs[:1])
+
+
+def test_long_memory_of_A() -> None:
+    """A's error does not grow along a sequence: 2000 tokens in calls of 400, the state passed on."""
+    inputs = [x.float() for x in vla_inputs(2000, B=1, H=1, D=16, Dv=16)]
+    _, wanted = varla.vla(*(x.double() for x in inputs), return_state=True, backend="chunk")
+    state = None
+    for part in zip(*(x.to(DEVICE).split(400, 1) for x in inputs), strict=True):
+        _, state = varla.vla(*part, initial_state=state, return_state=True, backend="triton")
+    assert state is not None
+    assert relative(state.A, wanted.A) < 5e-6
+    assert relative(state.S, wanted.S) < 5e-6
+    assert torch.equal(state.A, state.A.mT)
+    assert state.t.tolist() == [2000]
+
+
+def test_inputs_in_any_memory_order() -> None:
+    inputs = [randn(2, 2, 30, 16, seed=i, dtype=torch.float32).to(DEVICE).transpose(1, 2) for i in range(4)]
+    strided = varla.vla(*inputs, backend="triton")
+    assert torch.equal(strided, varla.vla(*(x.contiguous() for x in inputs), backend="triton"))

@@ -1,0 +1,152 @@
+"""The kernels as one PyTorch operator, with a hand-written backward, like varla/ops/chunk/op.py."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch import Tensor
+
+from varla.ops.chunk.op import decode, refuse_double_backward
+from varla.ops.packing import sequence_bounds
+from varla.ops.settings import VLASettings
+from varla.ops.triton.pipeline import Inputs, Kept, Pipeline, Precision, Shape, State, interpreted
+from varla.ops.triton.plan import CHUNK, make_plan, span_length, spans_needed
+
+
+def _pipeline(inputs: Sequence[Tensor], cu_seqlens: Tensor | None, text: str) -> Pipeline:
+    B, T, H, D = inputs[0].shape
+    lengths = (T,) * B if cu_seqlens is None else tuple(sequence_bounds(cu_seqlens, T)[1])
+    settings, _ = decode(text)
+    assert isinstance(settings, VLASettings)
+    precision = Precision.of(inputs[0].dtype, interpreted())
+    shape = Shape.of(H, D, inputs[2].shape[-1], precision.buffer)
+    plan = make_plan(lengths, span_length(B * T, H), inputs[0].device)
+    return Pipeline(plan, shape, precision, settings)
+
+
+def _flat(inputs: Sequence[Tensor]) -> Inputs:
+    """[B, T, H, d] as [tokens, H, d]."""
+    return Inputs(*(x.flatten(0, 1).contiguous() for x in inputs))
+
+
+def _kept(inputs: Sequence[Tensor], sequences: int, packed: bool) -> Kept:
+    """Empty buffers for what the forward keeps, their sizes from shapes alone."""
+    q = inputs[0]
+    B, T, H, D = q.shape
+    buffer = Precision.of(q.dtype, interpreted()).buffer
+    span = span_length(B * T, H)
+    chunks = T // CHUNK + sequences if packed else B * -(-T // CHUNK)
+    return Kept(
+        q.new_empty(B * T, H, D, dtype=buffer),
+        q.new_empty(B * T, H, dtype=torch.float32),
+        q.new_empty(B * T, H, dtype=torch.float32),
+        q.new_empty(chunks, H, CHUNK, CHUNK, dtype=buffer),
+        q.new_empty(spans_needed(sequences, B * T, span, packed), H, D, D, dtype=torch.float32),
+    )
+
+
+@torch.library.custom_op("varla::vla_triton", mutates_args=())
+def vla_triton(
+    inputs: Sequence[Tensor],
+    state: Sequence[Tensor],
+    t: Tensor,
+    cu_seqlens: Tensor | None,
+    settings: str,
+    keep: bool,
+) -> list[Tensor]:
+    """[outputs, *final state, *what the backward needs]; the last part is left out unless `keep`."""
+    kept = _kept(inputs, t.shape[0], cu_seqlens is not None)
+    extra = list(kept) if keep else []
+    if inputs[0].numel() == 0:
+        return [torch.empty_like(inputs[2]), *(x.clone() for x in state), *extra]
+    with _on(inputs[0]):
+        x = _flat(inputs)
+        S, A, z = (y.contiguous() for y in state)
+        o, *final = _pipeline(inputs, cu_seqlens, settings).forward(x, State(S, A, z, t), kept)
+    return [o.view(inputs[2].shape), *final, *extra]
+
+
+@vla_triton.register_fake
+def _(
+    inputs: Sequence[Tensor],
+    state: Sequence[Tensor],
+    t: Tensor,
+    cu_seqlens: Tensor | None,
+    settings: str,
+    keep: bool,
+) -> list[Tensor]:
+    extra = list(_kept(inputs, t.shape[0], cu_seqlens is not None)) if keep else []
+    o = torch.empty_like(inputs[2], memory_format=torch.contiguous_format)
+    return [o, *(torch.empty_like(x, memory_format=torch.contiguous_format) for x in state), *extra]
+
+
+@torch.library.custom_op("varla::vla_triton_backward", mutates_args=())
+def vla_triton_backward(
+    inputs: Sequence[Tensor],
+    state: Sequence[Tensor],
+    t: Tensor,
+    cu_seqlens: Tensor | None,
+    settings: str,
+    kept: Sequence[Tensor],
+    o: Tensor,
+    A: Tensor,
+    do: Tensor,
+    dfinal: Sequence[Tensor],
+) -> list[Tensor]:
+    """[*gradients of the inputs, *gradients of the initial state]. `A` is the final one."""
+    if inputs[0].numel() == 0:
+        return [*(torch.zeros_like(x) for x in inputs), *(x.clone() for x in dfinal)]
+    with _on(inputs[0]):
+        S, A0, z = (y.contiguous() for y in state)
+        dinputs, dstate = _pipeline(inputs, cu_seqlens, settings).backward(
+            _flat(inputs),
+            State(S, A0, z, t),
+            Kept(*kept),
+            o.flatten(0, 1),
+            A,
+            do.flatten(0, 1).contiguous(),
+            *(x.contiguous() for x in dfinal),
+        )
+    return [*(g.view(x.shape) for g, x in zip(dinputs, inputs, strict=True)), *dstate]
+
+
+@vla_triton_backward.register_fake
+def _(
+    inputs: Sequence[Tensor],
+    state: Sequence[Tensor],
+    t: Tensor,
+    cu_seqlens: Tensor | None,
+    settings: str,
+    kept: Sequence[Tensor],
+    o: Tensor,
+    A: Tensor,
+    do: Tensor,
+    dfinal: Sequence[Tensor],
+) -> list[Tensor]:
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (*inputs, *dfinal)]
+
+
+@contextmanager
+def _on(x: Tensor) -> Iterator[None]:
+    """Kernels go to the tensor's GPU; the few products that PyTorch does stay in float32 under autocast."""
+    device = torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+    with device, torch.autocast(x.device.type, enabled=False):
+        yield
+
+
+def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    tensors, state, t, cu_seqlens, settings, _ = inputs
+    ctx.settings = settings
+    o, _, A, _, *kept = output
+    ctx.save_for_backward(*tensors, *state, t, cu_seqlens, o, A, *kept)
+
+
+def _backward(ctx, grads):  # type: ignore[no-untyped-def]
+    q, k, v, u, S, A0, z, t, cu_seqlens, o, A, *kept = ctx.saved_tensors
+    do, *dfinal = grads[:4]
+    result = vla_triton_backward([q, k, v, u], [S, A0, z], t, cu_seqlens, ctx.settings, kept, o, A, do, dfinal)
+    return result[:4], result[4:], None, None, None, None
+
+
+vla_triton.register_autograd(_backward, setup_context=_setup_context)
+vla_triton_backward.register_autograd(refuse_double_backward("triton"))

@@ -1,0 +1,425 @@
+"""Kernels of the A part: A walks through the tokens STEP at a time, and every x_t is multiplied by its own A_t.
+
+One step, with r the refreshes before a token and r' those up to and including it (docs/math.md, section 3):
+
+    W = U A + eta r U,   L L^T = I + tril(U W^T),   Z = L^-1 W
+    Y = X A + eta r' X - tril(X Z^T) Z              row t is A_t x_t
+    A <- A - Z^T Z + eta (refreshes) I
+
+With X = K this gives P, from which the write direction a follows; with X = dP, in the backward, it gives G and dK.
+
+Tiling: one program to a head and a *span* of tokens. A [D, D] lives in the accumulators of the tensor cores from the
+first step to the last. All tiles of tokens are transposed, [D, STEP], so that A is always the left operand of a
+product, which the tensor cores take from registers: A is never written to shared memory. A step of 16 tokens is the
+smallest they take, and its Cholesky factor is one block that every warp works out for itself
+(`pieces.cholesky_inverse`).
+"""
+
+import triton
+import triton.language as tl
+
+from varla.ops.triton.pieces import (
+    cholesky_inverse,
+    dot,
+    feature_backward,
+    features,
+    matrix,
+    normalized,
+    operand,
+    rows,
+    store_matrix,
+    store_rows,
+    tile,
+    unit,
+    unit_backward,
+)
+
+STEP = tl.constexpr(16)
+
+
+@triton.jit
+def span_of(spans, H):
+    """(span, head, first token, number of tokens, sequence, place in the sequence, last of it?) of a program."""
+    span, head = tl.program_id(0) // H, tl.program_id(0) % H
+    at = spans + span * 5
+    return span, head, tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3), tl.load(at + 4)
+
+
+@triton.jit
+def first_refresh(t, sequence, period):
+    """Tokens until the next refresh, as int32, for a sequence that has seen t[sequence] tokens."""
+    period = period.to(tl.int64)
+    return tl.minimum(period - tl.load(t + sequence) % period, 0x3FFFFFFF).to(tl.int32)
+
+
+@triton.jit
+def refreshes(position, left, period):
+    """How many of the first `position` tokens of a call end on a refresh; the first of them is `left` tokens away."""
+    return tl.where(position < left, 0, 1 + (position - left) // period)
+
+
+@triton.jit
+def beat(position, count, left, period, eta):
+    """eta times the refreshes of a step before each token, up to and including it [1, STEP], and in all."""
+    i = tl.arange(0, STEP)[None, :]
+    base = refreshes(position, left, period)
+    before = (refreshes(position + i, left, period) - base).to(tl.float32) * eta
+    until = (refreshes(position + i + 1, left, period) - base).to(tl.float32) * eta
+    return before, until, (refreshes(position + tl.minimum(count, STEP), left, period) - base).to(tl.float32) * eta
+
+
+@triton.jit
+def symmetric(A):
+    """(A + A^T) / 2."""
+    return (A + tl.trans(A)) * 0.5
+
+
+@triton.jit
+def factor(U, A, before, aside, REFRESH: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constexpr):
+    """(W^T, L^-1, Z^T) of one step, from U^T. `aside`: 256 floats of memory."""
+    W = dot(A, U, WALK)
+    if REFRESH:
+        W += U * before
+    G = dot(tl.trans(U), W, WALK)
+    i = tl.arange(0, STEP)[:, None]
+    j = tl.arange(0, STEP)[None, :]
+    if REFRESH:
+        G = tl.where(i < j, tl.trans(G), G)  # only the lower triangle is right
+    J = cholesky_inverse(G + tl.where(i == j, 1.0, 0.0), aside, WARPS)
+    return W, J, dot(W, tl.trans(J), WALK)
+
+
+@triton.jit
+def past(X, Z, DOT: tl.constexpr):
+    """tril(X Z^T), from X^T and Z^T."""
+    i = tl.arange(0, STEP)
+    return tl.where(i[:, None] >= i[None, :], dot(tl.trans(X), Z, DOT), 0.0)
+
+
+@triton.jit
+def times_A(X, A, Z, until, UPDATE: tl.constexpr, REFRESH: tl.constexpr, DOT: tl.constexpr):
+    """Column t is A_t x_t."""
+    if UPDATE:
+        Y = dot(A, X, DOT)
+        if REFRESH:
+            Y += X * until
+        return Y - dot(Z, tl.trans(past(X, Z, DOT)), DOT)
+    else:
+        return dot(A, X, DOT)
+
+
+@triton.jit
+def updated(A, Z, total, eye, REFRESH: tl.constexpr, WALK: tl.constexpr):
+    """A after a step."""
+    A = dot(-Z, tl.trans(Z), WALK, A)
+    if REFRESH:
+        A += tl.where(eye, total, 0.0)
+    return A
+
+
+@triton.jit
+def forward_walk(
+    k, u, start, t, spans, kept, final, a, gain, kept_first, scratch,
+    H, D, scale, period, eta, kept_every,
+    BD: tl.constexpr, KEEP: tl.constexpr, UPDATE: tl.constexpr, REFRESH: tl.constexpr, GAIN: tl.constexpr,
+    ELU: tl.constexpr, UNIT: tl.constexpr, DOT: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constexpr,
+):  # fmt: skip
+    """Write directions a [tokens, H, D] and the number P was multiplied by, gain [tokens, H].
+
+    spans [*, 5]: (token, count, sequence, position, last). start [spans, H, D, D]: A before each. KEEP: the spans are
+    whole sequences, and A is kept [*, H, D, D] every `kept_every` tokens of them. final [sequences, H, D, D].
+    """
+    span, head, token, count, sequence, position, last = span_of(spans, H)
+    d = tl.arange(0, BD)
+    i = tl.arange(0, STEP)
+    eye = (d[:, None] == d[None, :]) & (d[:, None] < D)
+    A = symmetric(matrix(start, span * H + head, d, D, d, D))
+    left = first_refresh(t, sequence, period)
+    aside = scratch + tl.program_id(0) * 256
+    for begin in range(0, count, STEP):
+        here, more = token + begin, count - begin
+        if KEEP:
+            if begin % kept_every == 0:
+                A = symmetric(A)
+                store_matrix(kept, A, (tl.load(kept_first + sequence) + begin // kept_every) * H + head, d, D, d, D)
+        K = normalized(features(k, here, more, head, H, d, D, STEP, ELU, True), UNIT, True)[0]
+        U = unit(rows(u, here, more, head, H, d, D, STEP, True), True)[0] * scale
+        before, until, total = beat(position + begin, more, left, period, eta)
+        if UPDATE:
+            Z = factor(U, A, before, aside, REFRESH, WALK, WARPS)[2]
+        else:
+            Z = U
+        P = times_A(K, A, Z, until, UPDATE, REFRESH, DOT)
+        if GAIN == "unit":
+            P, by = unit(P, True)
+        elif GAIN == "projection":
+            along = tl.sum(K * P, 0, keep_dims=True)
+            by = tl.where(along == 0, 0.0, 1 / tl.where(along == 0, 1.0, along))
+            P *= by
+        else:
+            by = tl.full([1, STEP], 1.0, tl.float32)
+        store_rows(a, P, here, more, head, H, d, D, STEP, True)
+        tl.store(gain + (here + i[None, :]).to(tl.int64) * H + head, by, i[None, :] < more)
+        if UPDATE:
+            A = updated(A, Z, total, eye, REFRESH, WALK)
+    if last != 0:
+        store_matrix(final, symmetric(A), sequence * H + head, d, D, d, D)
+
+
+@triton.jit
+def backward_walk(
+    k, u, dP, dk, G, Zs, Ys, Js, PK, kept, t, spans, scratch,
+    H, D, scale, period, eta,
+    BD: tl.constexpr, UPDATE: tl.constexpr, REFRESH: tl.constexpr,
+    ELU: tl.constexpr, UNIT: tl.constexpr, DOT: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constexpr,
+):  # fmt: skip
+    """G [tokens, H, D], row t of which is A_t dp_t; added to dk, through the key's normalisation and feature map.
+
+    With refresh, G gets Phi(dP) instead, and Zs, Ys, PK get Z, Y = L^-1 U and Phi(K), where Phi(X) = X - tril(X Z^T) Y;
+    Js [tokens, H, STEP] gets L^-1.
+    """
+    span, head, token, count, sequence, position, _ = span_of(spans, H)
+    d = tl.arange(0, BD)
+    eye = (d[:, None] == d[None, :]) & (d[:, None] < D)
+    A = matrix(kept, span * H + head, d, D, d, D)
+    left = first_refresh(t, sequence, period)
+    aside = scratch + tl.program_id(0) * 256
+    for begin in range(0, count, STEP):
+        here, more = token + begin, count - begin
+        F = features(k, here, more, head, H, d, D, STEP, ELU, True)
+        U = unit(rows(u, here, more, head, H, d, D, STEP, True), True)[0] * scale
+        X = rows(dP, here, more, head, H, d, D, STEP, True)
+        before, until, total = beat(position + begin, more, left, period, eta)
+        if UPDATE:
+            W, J, Z = factor(U, A, before, aside, REFRESH, WALK, WARPS)
+        else:
+            W, J, Z = U, U, U
+        Y = times_A(X, A, Z, until, UPDATE, REFRESH, DOT)
+        K, inverse = normalized(F, UNIT, True)
+        if REFRESH:
+            L = dot(U, tl.trans(J), DOT)
+            store_rows(Js, J, here, more, head, H, tl.arange(0, STEP), STEP, STEP)
+            store_rows(Zs, Z, here, more, head, H, d, D, STEP, True)
+            store_rows(Ys, L, here, more, head, H, d, D, STEP, True)
+            X -= dot(L, tl.trans(past(X, Z, DOT)), DOT)
+            store_rows(PK, K - dot(L, tl.trans(past(K, Z, DOT)), DOT), here, more, head, H, d, D, STEP, True)
+            store_rows(G, X, here, more, head, H, d, D, STEP, True)
+        else:
+            store_rows(G, Y, here, more, head, H, d, D, STEP, True)
+        if UNIT:
+            Y = unit_backward(Y, K, inverse, True)
+        where, inside = tile(here, more, head, H, d, D, STEP, True)
+        sofar = tl.load(dk + where, inside, 0.0).to(tl.float32)
+        tl.store(dk + where, (sofar + feature_backward(Y, F, ELU)).to(dk.dtype.element_ty), inside)
+        if UPDATE:
+            A = updated(A, Z, total, eye, REFRESH, WALK)
+
+
+@triton.jit
+def penalty_sum(u, spans, out, H, D, scale, BD: tl.constexpr, BLOCK: tl.constexpr, WALK: tl.constexpr):
+    """U^T U of each span: out [spans, H, D, D]."""
+    span, head, token, count, _, _, _ = span_of(spans, H)
+    d = tl.arange(0, BD)
+    total = tl.zeros([BD, BD], tl.float32)
+    for begin in range(0, count, BLOCK):
+        U = unit(rows(u, token + begin, count - begin, head, H, d, D, BLOCK, True), True)[0] * scale
+        total = dot(U, tl.trans(U), WALK, total)
+    store_matrix(out, total, span * H + head, d, D, d, D)
+
+
+@triton.jit
+def running_sum(x, initial, total, first, H, SIZE, REVERSE: tl.constexpr, BLOCK: tl.constexpr):
+    """x [*, H, SIZE] to `initial` [sequences, H, SIZE] plus the sum of what comes earlier (REVERSE: later), in place.
+
+    Entry n of x belongs to sequence s where first[s] <= n < first[s + 1]. `total` gets initial plus the whole sum.
+    """
+    sequence, head = tl.program_id(0) // H, tl.program_id(0) % H
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < SIZE
+    begin, end = tl.load(first + sequence), tl.load(first + sequence + 1)
+    own = (sequence * H + head).to(tl.int64) * SIZE + i
+    running = tl.load(initial + own, inside, 0.0)
+    for n in range(0, end - begin):
+        index = end - 1 - n if REVERSE else begin + n
+        where = x + (index * H + head).to(tl.int64) * SIZE + i
+        here = tl.load(where, inside, 0.0)
+        tl.store(where, running, inside)
+        running += here
+    tl.store(total + own, running, inside)
+
+
+@triton.jit
+def invert(x, spans, scratch, H, D, BD: tl.constexpr, SKIP: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constexpr):
+    """The inverse of every symmetric positive definite x [*, H, D, D], in place, by sweeping 16 rows at a time.
+
+    Sweeping rows b with M_bb = L L^T and V = L^-1 M_b., its block b replaced by L^-1:
+    M <- M - V^T V, but +V^T V where exactly one index is in b, and -V^T V where both are. After all rows, M is -M^-1.
+    SKIP: x belongs to spans [*, 5], and the first of a sequence is left alone.
+    """
+    entry, head = tl.program_id(0) // H, tl.program_id(0) % H
+    if SKIP:
+        if tl.load(spans + entry * 5 + 3) == 0:
+            return
+    d = tl.arange(0, BD)
+    i = tl.arange(0, STEP)
+    M = symmetric(matrix(x, entry * H + head, d, D, d, D))
+    M += tl.where((d[:, None] == d[None, :]) & (d[:, None] >= D), 1.0, 0.0)
+    aside = scratch + tl.program_id(0).to(tl.int64) * (STEP * (BD + STEP))
+    factors = aside + STEP * BD
+    for b in range(0, BD, STEP):
+        inside = (d >= b) & (d < b + STEP)
+        tl.debug_barrier()
+        tl.store(aside + d[:, None] * STEP + d[None, :] - b, M, inside[None, :] & (d[:, None] < BD))
+        tl.debug_barrier()
+        R = tl.load(aside + d[:, None] * STEP + i[None, :])  # columns b, which are rows b: M is symmetric
+        J = cholesky_inverse(tl.load(aside + (b + i[:, None]) * STEP + i[None, :]), factors, WARPS)
+        own = tl.load(factors + i[None, :] * STEP + d[:, None] - b, inside[:, None], 0.0)
+        V = tl.where(inside[:, None], own, dot(R, tl.trans(J), WALK))
+        change = dot(V, tl.trans(V), WALK)
+        M = tl.where(inside[:, None] != inside[None, :], change, tl.where(inside[:, None], 0.0, M) - change)
+    store_matrix(x, -M, entry * H + head, d, D, d, D)
+
+
+@triton.jit
+def directions(a, gain, token, count, head, H, d, D, N: tl.constexpr):
+    """P [N, |d|], row t of which is A_t k_t, from a = gain * P."""
+    i = tl.arange(0, N)
+    by = tl.load(gain + (token + i).to(tl.int64) * H + head, i < count, 0.0)
+    return rows(a, token, count, head, H, d, D, N) * tl.where(by == 0, 0.0, 1 / tl.where(by == 0, 1.0, by))[:, None]
+
+
+@triton.jit
+def outer_sum(
+    G, a, gain, k, spans, out, H, D,
+    BD: tl.constexpr, BLOCK: tl.constexpr, FIXED: tl.constexpr,
+    ELU: tl.constexpr, UNIT: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """-sym(G^T P) of each span, with P = a / gain: out [spans, H, D, D]. FIXED: sym(G^T K), G being dP."""
+    span, head, token, count, _, _, _ = span_of(spans, H)
+    d = tl.arange(0, BD)
+    total = tl.zeros([BD, BD], tl.float32)
+    for begin in range(0, count, BLOCK):
+        here, more = token + begin, count - begin
+        if FIXED:
+            X = normalized(features(k, here, more, head, H, d, D, BLOCK, ELU), UNIT)[0]
+        else:
+            X = -directions(a, gain, here, more, head, H, d, D, BLOCK)
+        total = dot(tl.trans(rows(G, here, more, head, H, d, D, BLOCK)), X, DOT, total)
+    store_matrix(out, symmetric(total), span * H + head, d, D, d, D)
+
+
+@triton.jit
+def direction_backward(
+    u, a, gain, G, dM, du, spans, H, D, scale, BD: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr
+):
+    """du without refresh. dM [spans, H, D, D]: gradient of A^-1 after each span.
+
+    A^-1 only ever gains u u^T, so its gradient is a running sum of -sym(g_t p_t^T) from the right, and
+    dU = 2 U dM - triu(U P^T) G - triu(U G^T) P, dM being that after the block: linear attention, reversed.
+    """
+    span, head, token, count, _, _, _ = span_of(spans, H)
+    d = tl.arange(0, BD)
+    later = tl.arange(0, BLOCK)[:, None] <= tl.arange(0, BLOCK)[None, :]
+    M = matrix(dM, span * H + head, d, D, d, D)
+    blocks = tl.cdiv(count, BLOCK)
+    for n in range(0, blocks):
+        begin = (blocks - 1 - n) * BLOCK
+        here, more = token + begin, count - begin
+        y, inverse = unit(rows(u, here, more, head, H, d, D, BLOCK))
+        P = operand(directions(a, gain, here, more, head, H, d, D, BLOCK), DOT)
+        X = operand(-rows(G, here, more, head, H, d, D, BLOCK), DOT)
+        Y = operand(y, DOT)
+        dU = dot(Y, M, DOT)  # half of it
+        dU = dot(tl.where(later, dot(Y, tl.trans(P), DOT), 0.0), X * 0.5, DOT, dU)
+        dU = dot(tl.where(later, dot(Y, tl.trans(X), DOT), 0.0), P * 0.5, DOT, dU)
+        store_rows(du, unit_backward(dU * (2 * scale * scale), y, inverse), here, more, head, H, d, D, BLOCK)
+        M = dot(tl.trans(X), P * 0.5, DOT, M)
+        M = dot(tl.trans(P), X * 0.5, DOT, M)
+
+
+@triton.jit
+def gradient_scan(Zs, Ys, PP, PK, final, initial, V, whole, H, D, BD: tl.constexpr, DOT: tl.constexpr):
+    """With refresh: the gradient of A, from the last step of a sequence to the first. V [tokens, H, D] gets Z Lam.
+
+    Lam is the gradient of A after a step, Lam <- Pi^T Lam Pi + sym(Phi(dP)^T Phi(K)) with Pi = I - Z^T Y (docs/math.md,
+    section 5). `final` and `initial` [sequences, H, D, D].
+    """
+    sequence, head, token, count, _, _, _ = span_of(whole, H)
+    d = tl.arange(0, BD)
+    Lam = symmetric(matrix(final, sequence * H + head, d, D, d, D))
+    steps = tl.cdiv(count, STEP)
+    for n in range(0, steps):
+        begin = (steps - 1 - n) * STEP
+        here, more = token + begin, count - begin
+        Z = rows(Zs, here, more, head, H, d, D, STEP, True)
+        Y = rows(Ys, here, more, head, H, d, D, STEP, True)
+        P = rows(PP, here, more, head, H, d, D, STEP, True) * 0.5
+        K = rows(PK, here, more, head, H, d, D, STEP, True)
+        X = dot(Lam, Z, DOT)
+        store_rows(V, X, here, more, head, H, d, D, STEP, True)
+        X -= 0.5 * dot(Y, dot(tl.trans(Z), X, DOT), DOT)
+        Lam = dot(P, tl.trans(K), DOT, Lam)
+        Lam = dot(K, tl.trans(P), DOT, Lam)
+        Lam = dot(-Y, tl.trans(X), DOT, Lam)
+        Lam = dot(X, -tl.trans(Y), DOT, Lam)
+    store_matrix(initial, symmetric(Lam), sequence * H + head, d, D, d, D)
+
+
+@triton.jit
+def factor_backward(
+    k, u, dP, V, Zs, Js, X, rest, chunks, chunk_position, t,
+    H, D, scale, period, eta,
+    BD: tl.constexpr, STEPS: tl.constexpr, ELU: tl.constexpr, UNIT: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """With refresh: from V = Z Lam back through Z and the factorisation to W, every step by itself.
+
+    With W = U A + eta r U, docs/math.md (section 5, local part) becomes dU = X A + rest, where X = dW - B' U and
+    rest = eta (r dW - B' r U). X and rest [tokens, H, D]; A is that at the beginning of the step (`direction_walk`).
+    """
+    chunk, head = tl.program_id(0) // H, tl.program_id(0) % H
+    token, count = tl.load(chunks + chunk * 2), tl.load(chunks + chunk * 2 + 1)
+    sequence, position = tl.load(chunk_position + chunk * 2), tl.load(chunk_position + chunk * 2 + 1)
+    d = tl.arange(0, BD)
+    i = tl.arange(0, STEP)
+    lower = i[:, None] >= i[None, :]
+    half = tl.where(i[:, None] == i[None, :], 0.5, 1.0)
+    left = first_refresh(t, sequence, period)
+    for n in range(0, STEPS):
+        here, more = token + n * STEP, count - n * STEP
+        Z = rows(Zs, here, more, head, H, d, D, STEP)
+        U = unit(rows(u, here, more, head, H, d, D, STEP))[0] * scale
+        P = rows(dP, here, more, head, H, d, D, STEP)
+        K = normalized(features(k, here, more, head, H, d, D, STEP, ELU), UNIT)[0]
+        J = rows(Js, here, more, head, H, i, STEP, STEP)
+        before = tl.reshape(beat(position + n * STEP, more, left, period, eta)[0], [STEP, 1])
+        dZ = -2 * rows(V, here, more, head, H, d, D, STEP)
+        dZ = dot(tl.trans(tl.where(lower, -dot(K, tl.trans(Z), DOT), 0.0)), P, DOT, dZ)
+        dZ = dot(tl.trans(tl.where(lower, -dot(P, tl.trans(Z), DOT), 0.0)), K, DOT, dZ)
+        B = tl.where(lower, dot(dZ, tl.trans(Z), DOT), 0.0) * half
+        B = dot(tl.trans(J), dot(B, J, DOT), DOT)
+        B = tl.where(lower, -(B + tl.trans(B)), 0.0) * half  # -B'
+        dW = dot(tl.trans(B), U, DOT, dot(tl.trans(J), dZ, DOT))
+        store_rows(X, dot(B, U, DOT, dW), here, more, head, H, d, D, STEP)
+        store_rows(rest, dot(B, U * before, DOT, dW * before), here, more, head, H, d, D, STEP)
+
+
+@triton.jit
+def direction_walk(
+    u, X, rest, Zs, du, kept, t, spans,
+    H, D, scale, period, eta,
+    BD: tl.constexpr, DOT: tl.constexpr, WALK: tl.constexpr,
+):  # fmt: skip
+    """With refresh: du, from dU = X A + rest. A walks by the Z that `backward_walk` left."""
+    span, head, token, count, sequence, position, _ = span_of(spans, H)
+    d = tl.arange(0, BD)
+    eye = (d[:, None] == d[None, :]) & (d[:, None] < D)
+    A = matrix(kept, span * H + head, d, D, d, D)
+    left = first_refresh(t, sequence, period)
+    for begin in range(0, count, STEP):
+        here, more = token + begin, count - begin
+        y, inverse = unit(rows(u, here, more, head, H, d, D, STEP, True), True)
+        dU = dot(A, rows(X, here, more, head, H, d, D, STEP, True), DOT)
+        dU += rows(rest, here, more, head, H, d, D, STEP, True)
+        store_rows(du, unit_backward(dU * scale, y, inverse, True), here, more, head, H, d, D, STEP, True)
+        total = beat(position + begin, more, left, period, eta)[2]
+        A = updated(A, rows(Zs, here, more, head, H, d, D, STEP, True), total, eye, True, WALK)

@@ -1,0 +1,340 @@
+"""The host side: which kernels run in which order, and what passes between them.
+
+Forward: A walks through each sequence (without refresh: through all spans at once, from inverses of prefix sums),
+leaving the write directions a; then `prepare`, `scan`, `read`. Kept for the backward: a, its gains, the denominators,
+T^-1 of every chunk and A at the start of every span. Backward: `prepare` and `scan` again, `unread`, `scan_backward`,
+`finish`; then the A part, on all spans at once.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from varla.ops.settings import VLASettings
+from varla.ops.triton import memory, penalty
+from varla.ops.triton.plan import Plan
+
+HUGE = 2**31 - 1
+
+
+def interpreted() -> bool:
+    """Whether Triton runs kernels in its interpreter, on the CPU (TRITON_INTERPRET=1)."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a call, padded as tiles must be, and how many warps work on one."""
+
+    H: int
+    D: int
+    DV: int
+    BD: int
+    BV: int  # values in a tile
+    wide: int  # in a tile of `read`
+    narrow: int  # in a tile of the scans: the rows of S are independent, and many programs hide each other's latency
+    warps: int  # where a D x D tile, or several of tokens, is in registers
+    block: int  # tokens at once where the gradient of A^-1 is summed
+    stages: int  # of loads under way, bounded by shared memory
+
+    @classmethod
+    def of(cls, H: int, D: int, DV: int, buffer: torch.dtype) -> "Shape":
+        """The configuration for a shape: one choice, no tuning."""
+        half = buffer == torch.bfloat16
+
+        def tile(size: int) -> int:
+            return max(16, triton.next_power_of_2(size))
+
+        BD = tile(D)
+        BV = tile(min(DV, 64 if half or D <= 64 else 32))
+        block = 16 if BD == 128 else 64 if half else 32
+        return cls(
+            H, D, DV, BD, BV,
+            wide=tile(min(DV, 128 if half else 32)),
+            narrow=min(BV, 32),
+            warps=8 if BD == 128 else 4,
+            block=block,
+            stages=2 if half else 1,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Type of the buffers between kernels, and what operands of products are rounded to (pieces.dot)."""
+
+    buffer: torch.dtype
+    dot: str  # the S part
+    times: str  # A_t x_t
+    walk: str  # A's own recurrence: its errors add up over a sequence
+
+    @classmethod
+    def of(cls, dtype: torch.dtype, interpreted: bool) -> "Precision":
+        """For inputs of the given type. Triton's interpreter knows no bfloat16 products."""
+        if dtype == torch.bfloat16 and not interpreted:
+            return cls(dtype, "bf16", "bf16x3", "bf16x3")
+        if dtype == torch.float16 and not interpreted:
+            return cls(torch.float32, "tf32", "tf32x3", "tf32x3")
+        return cls(torch.float32, "tf32x3", "tf32x3", "tf32x3")
+
+
+class Inputs(NamedTuple):
+    """Tokens [tokens, H, *], contiguous."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    u: Tensor
+
+
+class State(NamedTuple):
+    """S [N, H, DV, D], A [N, H, D, D], z [N, H, D], float32, and t [N]: tokens seen."""
+
+    S: Tensor
+    A: Tensor
+    z: Tensor
+    t: Tensor
+
+
+class Kept(NamedTuple):
+    """What the backward needs of the forward: a [tokens, H, D], gain and denominator [tokens, H], and the rest."""
+
+    a: Tensor
+    gain: Tensor
+    denominator: Tensor
+    tinv: Tensor  # [chunks, H, 64, 64]
+    A: Tensor  # [spans, H, D, D]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """One call's constants: its plan, shapes, precision and scalars."""
+
+    plan: Plan
+    shape: Shape
+    precision: Precision
+    settings: VLASettings
+
+    def forward(self, x: Inputs, state: State, kept: Kept) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(o, S, A, z): outputs [tokens, H, DV] and the state after the last token. Fills `kept`."""
+        A = self._unless_empty(self._directions(x, state, kept), state.A)
+        tk, E, z0 = self._prepare(x, kept, solved=False)
+        S0, S, z = self._scan(tk, E, z0, kept.a, state)
+        del tk
+        o = torch.empty_like(x.v)
+        s = self.shape
+        memory.read[len(self.plan.chunks) * s.H, triton.cdiv(s.DV, s.wide)](
+            x.q, x.k, kept.a, E, S0, z0, o, kept.denominator, self.plan.chunks, s.H, s.D, s.DV, self.settings.eps,
+            **self._tiles(s.wide), **self._how("ELU", "NORMALIZE"), DOT=self.precision.dot, num_warps=s.warps,
+        )  # fmt: skip
+        return o, S, A, z
+
+    def backward(
+        self, x: Inputs, state: State, kept: Kept, o: Tensor, A: Tensor, do: Tensor, dS: Tensor, dA: Tensor, dz: Tensor
+    ) -> tuple[Inputs, tuple[Tensor, Tensor, Tensor]]:
+        """Gradients of the inputs, and of the initial S, A and z. `o` and `A` are what the forward returned."""
+        s, plan = self.shape, self.plan
+        per_chunk = len(plan.chunks) * s.H
+        tk, E, z0 = self._prepare(x, kept, solved=True)
+        S0 = self._scan(tk, E, z0, kept.a, state)[0]
+
+        dD, dE = torch.empty_like(kept.denominator), torch.empty_like(E)
+        dzs, dq = torch.empty_like(z0), torch.empty_like(x.q)
+        memory.unread[(per_chunk,)](
+            x.q, x.k, kept.a, E, S0, z0, o, do, kept.denominator, dD, dE, dzs, dq,
+            plan.chunks, s.H, s.D, s.DV, self.settings.eps,
+            **self._tiles(s.BV), **self._how("ELU", "NORMALIZE"), DOT=self.precision.dot,
+            num_warps=s.warps, num_stages=s.stages,
+        )  # fmt: skip
+        dSs = torch.empty_like(S0)
+        dS_initial, dz_initial = torch.empty_like(dS), torch.empty_like(dz)
+        memory.scan_backward[len(plan.whole) * s.H, triton.cdiv(s.DV, s.narrow)](
+            x.q, kept.a, tk, do, kept.denominator, dE, dS, dz, dzs, dSs, dS_initial, dz_initial,
+            plan.chunks, plan.first, s.H, s.D, s.DV, self.settings.eps,
+            **self._tiles(s.narrow), **self._how("ELU", "NORMALIZE"), DOT=self.precision.dot, num_warps=4,
+        )  # fmt: skip
+        del tk
+        dk, dv = torch.empty_like(x.k, dtype=self.precision.buffer), torch.empty_like(x.v)
+        dP = torch.empty_like(kept.a)
+        memory.finish[(per_chunk,)](
+            x.q, x.k, kept.a, kept.gain, kept.tinv, E, S0, do, kept.denominator, dD, dE, dSs, dzs, dk, dv, dP,
+            plan.chunks, s.H, s.D, s.DV, self.settings.eps,
+            **self._tiles(s.BV), **self._how("ELU", "UNIT", "NORMALIZE", "GAIN"), DOT=self.precision.dot,
+            num_warps=s.warps, num_stages=s.stages,
+        )  # fmt: skip
+        del E, S0, dE, dSs
+        du, dA_initial = self._directions_backward(x, state, kept, dP, dk, A, dA)
+        dA_initial = self._unless_empty(dA_initial, dA)
+        return Inputs(dq, dk.to(x.k.dtype), dv, du), (dS_initial, dA_initial, dz_initial)
+
+    def _unless_empty(self, x: Tensor, untouched: Tensor) -> Tensor:
+        """x [N, *], but for sequences without tokens what was handed in, to the last bit (x is made symmetric)."""
+        if self.plan.empty:
+            x[list(self.plan.empty)] = untouched[list(self.plan.empty)]
+        return x
+
+    # The A part.
+
+    @property
+    def _serial(self) -> bool:
+        """Whether A must be walked through a sequence from its beginning: with refresh; or there is but one span."""
+        return self.settings.beat is not None or self.plan.one_span or not self.settings.update_penalty
+
+    @property
+    def _beat(self) -> tuple[int, float]:
+        period, eta = self.settings.beat or (HUGE, 0.0)
+        return min(period, HUGE), eta
+
+    def _directions(self, x: Inputs, state: State, kept: Kept) -> Tensor:
+        """Fill kept.a, kept.gain and kept.A; returns A after the last token."""
+        s, plan, final = self.shape, self.plan, torch.empty_like(state.A)
+        if not self._serial:
+            self._starts(x.u, state.A, kept.A)
+        spans, start = (plan.whole, state.A) if self._serial else (plan.spans, kept.A)
+        penalty.forward_walk[(len(spans) * s.H,)](
+            x.k, x.u, start, state.t, spans, kept.A, final, kept.a, kept.gain, plan.span_first,
+            self._scratch(len(spans), state.A),
+            s.H, s.D, self.settings.penalty_scale, *self._beat, plan.span,
+            BD=s.BD, KEEP=self._serial, **self._how("UPDATE", "REFRESH", "GAIN", "ELU", "UNIT"), **self._walk(),
+        )  # fmt: skip
+        return final
+
+    def _starts(self, u: Tensor, A: Tensor, out: Tensor) -> None:
+        """A before every span, without refresh: the inverse of a prefix sum of u u^T."""
+        s, plan = self.shape, self.plan
+        size = s.D * s.D
+        penalty.penalty_sum[(len(plan.spans) * s.H,)](
+            u, plan.spans, out, s.H, s.D, self.settings.penalty_scale,
+            BD=s.BD, BLOCK=32, WALK=self.precision.walk, num_warps=s.warps,
+        )  # fmt: skip
+        M, total = A.clone(), torch.empty_like(A)
+        self._invert(M, skip=False)
+        self._running_sum(out, M, total, plan.span_first, size, reverse=False)
+        self._invert(out, skip=True)
+        first = plan.span_first[:-1].long()
+        out[first] = A
+
+    def _invert(self, x: Tensor, skip: bool) -> None:
+        s = self.shape
+        programs = (len(self.plan.spans) if skip else len(self.plan.whole)) * s.H
+        scratch = x.new_empty(programs, 16, s.BD + 16)
+        penalty.invert[(programs,)](
+            x, self.plan.spans, scratch, s.H, s.D,
+            BD=s.BD, SKIP=skip, WALK=self.precision.walk, WARPS=s.warps, num_warps=s.warps,
+        )  # fmt: skip
+
+    def _running_sum(self, x: Tensor, initial: Tensor, total: Tensor, first: Tensor, size: int, reverse: bool) -> None:
+        penalty.running_sum[len(self.plan.whole) * self.shape.H, triton.cdiv(size, 1024)](
+            x, initial, total, first, self.shape.H, size, REVERSE=reverse, BLOCK=1024, num_warps=4
+        )
+
+    def _directions_backward(
+        self, x: Inputs, state: State, kept: Kept, dP: Tensor, dk: Tensor, A: Tensor, dA: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Complete dk; returns du and the gradient of the initial A."""
+        s, plan, beat = self.shape, self.plan, self._beat
+        programs = (len(plan.spans) * s.H,)
+        refresh = self.settings.beat is not None
+        Z, Y, K = (torch.empty_like(dP) if refresh else dP for _ in range(3))
+        J = dP.new_empty(len(dP), s.H, 16, dtype=torch.float32) if refresh else dP
+        G = torch.empty_like(dP)
+        penalty.backward_walk[programs](
+            x.k, x.u, dP, dk, G, Z, Y, J, K, kept.A, state.t, plan.spans, self._scratch(len(plan.spans), state.A),
+            s.H, s.D, self.settings.penalty_scale, *beat,
+            BD=s.BD, **self._how("UPDATE", "REFRESH", "ELU", "UNIT"), **self._walk(),
+        )  # fmt: skip
+        if refresh:
+            initial = torch.empty_like(dA)
+            V = torch.empty_like(dP)
+            penalty.gradient_scan[(len(plan.whole) * s.H,)](
+                Z, Y, G, K, dA, initial, V, plan.whole, s.H, s.D, BD=s.BD, DOT=self.precision.dot, num_warps=s.warps
+            )
+            return self._refreshed(x, state, kept, dP, V, Z, J, Y, G), initial
+        sums = torch.empty_like(kept.A[: len(plan.spans)])
+        total = torch.empty_like(state.A)
+        fixed = not self.settings.update_penalty
+        penalty.outer_sum[programs](
+            dP if fixed else G, kept.a, kept.gain, x.k, plan.spans, sums, s.H, s.D,
+            BD=s.BD, BLOCK=s.block, FIXED=fixed, **self._how("ELU", "UNIT"), DOT=self.precision.dot, num_warps=s.warps,
+        )  # fmt: skip
+        if fixed:
+            self._running_sum(sums, dA, total, plan.span_first, s.D * s.D, reverse=True)
+            return torch.zeros_like(x.u), (total + total.mT) / 2
+        # In information form: the gradient of A^-1 after the last token, then before the first.
+        self._running_sum(sums, -A @ ((dA + dA.mT) / 2) @ A, total, plan.span_first, s.D * s.D, reverse=True)
+        du = torch.empty_like(x.u)
+        penalty.direction_backward[programs](
+            x.u, kept.a, kept.gain, G, sums, du, plan.spans, s.H, s.D, self.settings.penalty_scale,
+            BD=s.BD, BLOCK=s.block, DOT=self.precision.dot, num_warps=s.warps, num_stages=s.stages,
+        )  # fmt: skip
+        M = state.A.clone()
+        self._invert(M, skip=False)
+        return du, -M @ total @ M
+
+    def _refreshed(
+        self, x: Inputs, state: State, kept: Kept, dP: Tensor, V: Tensor, Z: Tensor, J: Tensor, X: Tensor, rest: Tensor
+    ) -> Tensor:
+        """du with refresh. X and rest are memory to use."""
+        s, plan, scalars = self.shape, self.plan, (self.settings.penalty_scale, *self._beat)
+        penalty.factor_backward[(len(plan.chunks) * s.H,)](
+            x.k, x.u, dP, V, Z, J, X, rest, plan.chunks, plan.places, state.t, s.H, s.D, *scalars,
+            BD=s.BD, STEPS=4, **self._how("ELU", "UNIT"), DOT=self.precision.times, num_warps=4,
+        )  # fmt: skip
+        du = torch.empty_like(x.u)
+        penalty.direction_walk[(len(plan.spans) * s.H,)](
+            x.u, X, rest, Z, du, kept.A, state.t, plan.spans, s.H, s.D, *scalars,
+            BD=s.BD, DOT=self.precision.times, WALK=self.precision.walk, num_warps=s.warps,
+        )  # fmt: skip
+        return du
+
+    # The S part.
+
+    def _prepare(self, x: Inputs, kept: Kept, solved: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """(Tk, Tv, sums of the key features) of every chunk."""
+        s, plan = self.shape, self.plan
+        tk = torch.empty_like(kept.a)
+        tv = torch.empty_like(x.v, dtype=self.precision.buffer)
+        zsum = x.k.new_empty(len(plan.chunks), s.H, s.D, dtype=torch.float32)
+        memory.prepare[(len(plan.chunks) * s.H,)](
+            x.k, x.v, kept.a, kept.tinv, tk, tv, zsum, plan.chunks, s.H, s.D, s.DV,
+            **self._tiles(s.BV), **self._how("ELU", "UNIT"), SOLVED=solved,
+            DOT=self.precision.dot, SOLVE=self.precision.times, WARPS=4, num_warps=4,
+        )  # fmt: skip
+        return tk, tv, zsum
+
+    def _scan(self, tk: Tensor, E: Tensor, z0: Tensor, a: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
+        """(S before every chunk, S and z after the last). E and z0 are completed in place."""
+        s, plan = self.shape, self.plan
+        S0 = a.new_empty(len(plan.chunks), s.H, s.DV, s.D)
+        S, z = torch.empty_like(state.S), torch.empty_like(state.z)
+        memory.scan[len(plan.whole) * s.H, triton.cdiv(s.DV, s.narrow)](
+            tk, E, a, state.S, state.z, z0, S0, S, z, plan.chunks, plan.first, s.H, s.D, s.DV,
+            **self._tiles(s.narrow), DOT=self.precision.dot, num_warps=4,
+        )  # fmt: skip
+        return S0, S, z
+
+    def _scratch(self, programs: int, like: Tensor) -> Tensor:
+        """256 floats for each program of a walk (see pieces.cholesky_inverse)."""
+        return like.new_empty(programs * self.shape.H, 256)
+
+    def _tiles(self, BV: int) -> dict[str, int]:
+        return {"BD": self.shape.BD, "BV": BV}
+
+    def _walk(self) -> dict[str, Any]:
+        s, p = self.shape, self.precision
+        return {"DOT": p.times, "WALK": p.walk, "WARPS": s.warps, "num_warps": s.warps}
+
+    def _how(self, *names: str) -> dict[str, Any]:
+        """The compile-time switches of these names."""
+        s = self.settings
+        switches = {
+            "ELU": s.feature_map == "elu1",
+            "UNIT": s.normalize_key,
+            "NORMALIZE": s.normalizer,
+            "GAIN": s.gain,
+            "UPDATE": s.update_penalty,
+            "REFRESH": s.beat is not None,
+        }
+        return {name: switches[name] for name in names}

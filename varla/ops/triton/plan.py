@@ -1,0 +1,84 @@
+"""How the tokens are divided among programs: tables made on the host from the sequence lengths, kept for the next call.
+
+A batch of rows is treated as a packed one: tokens [B T, H, *], cut into sequences, those into chunks of 64 tokens (the
+S part) and into spans (the A part). The tables depend on lengths only, and kernels take their sizes at run time, so
+that no new length compiles anything.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+CHUNK = 64
+SPANS = (1024, 512, 256)  # tokens
+FILL = 512  # programs that fill a large GPU several times over
+
+
+@dataclass(frozen=True)
+class Plan:
+    """chunks [*, 2]: (token, count); places [*, 2]: (sequence, position in it) of the same.
+
+    spans and whole [*, 5]: (token, count, sequence, position, last of its sequence).
+
+    first and span_first [sequences + 1]: where each sequence's chunks and spans begin. All int32. `empty`: sequences
+    without tokens.
+    """
+
+    chunks: Tensor
+    places: Tensor
+    first: Tensor
+    spans: Tensor
+    span_first: Tensor
+    whole: Tensor
+    span: int
+    empty: tuple[int, ...]
+
+    @property
+    def one_span(self) -> bool:
+        """Whether no sequence is cut into several spans."""
+        return len(self.spans) == len(self.whole)
+
+
+def span_length(tokens: int, heads: int) -> int:
+    """Tokens in a span: long, unless there would be too few spans to fill a GPU."""
+    return next((length for length in SPANS if tokens * heads >= FILL * length), SPANS[-1])
+
+
+def spans_needed(sequences: int, tokens: int, span: int, packed: bool) -> int:
+    """An upper bound, from shapes alone, on the spans of `tokens` tokens in all; exact when nothing is packed."""
+    return tokens // span + sequences if packed else sequences * max(1, -(-(tokens // max(sequences, 1)) // span))
+
+
+@lru_cache(maxsize=64)
+def make_plan(lengths: tuple[int, ...], span: int, device: torch.device) -> Plan:
+    """The tables for sequences of these lengths, laid end to end."""
+    chunks, places, first, spans, span_first, whole = [], [], [0], [], [0], []
+    start = 0
+    for sequence, length in enumerate(lengths):
+        chunks += [(start + at, min(CHUNK, length - at)) for at in range(0, length, CHUNK)]
+        places += [(sequence, at) for at in range(0, length, CHUNK)]
+        for at in range(0, max(length, 1), span):
+            spans.append((start + at, min(span, length - at), sequence, at, int(at + span >= length)))
+        whole.append((start, length, sequence, 0, 1))
+        first.append(len(chunks))
+        span_first.append(len(spans))
+        start += length
+
+    def table(values: Sequence[tuple[int, ...]] | Sequence[int], width: int | None = None) -> Tensor:
+        made = torch.tensor(values, dtype=torch.int32)
+        return (made if width is None else made.view(-1, width)).to(device)
+
+    empty = tuple(i for i, length in enumerate(lengths) if length == 0)
+    return Plan(
+        table(chunks, 2),
+        table(places, 2),
+        table(first),
+        table(spans, 5),
+        table(span_first),
+        table(whole, 5),
+        span,
+        empty,
+    )
