@@ -63,7 +63,7 @@ def report(kernel: Any, arguments: dict[str, Any], arch: int, options: dict[str,
 
 def main(arch: int, dtype: torch.dtype, D: int, refresh: int | None) -> None:
     def launch(self: Any, *values: Any, grid: Any, warmup: bool, **named: Any) -> None:
-        options = {name: named.pop(name) for name in ("num_warps", "num_stages") if name in named}
+        options = {name: named.pop(name) for name in ("num_warps", "num_stages", "maxnreg") if name in named}
         found = report(self, {**dict(zip(self.arg_names, values, strict=False)), **named}, arch, options)
         print(json.dumps(found), flush=True)
 

@@ -1,14 +1,19 @@
 """Kernels of the S part: S <- S (I - k a^T) + v a^T over chunks of CHUNK tokens (docs/math.md, section 4).
 
-    prepare     every chunk      T = I + tril(K a^T, -1);  T^-1, Tk = T^-1 K, Tv = T^-1 V, and the sum of the features
-    scan        every head       E = Tv - Tk S0^T, S1 = S0 + E^T a, chunk after chunk; rows of S apart
-    read        every chunk      o = (Q S0^T + tril(Q a^T) E) / max(q.z, eps)
+    prepare     every chunk   T = I + tril(K a^T, -1);  T^-1, Tk = T^-1 K, Tv = T^-1 V, W = tril(Q a^T) T^-1
+    scan        every head    E = Tv - Tk S0^T, S1 = S0 + E^T a, chunk after chunk; rows of S are split over programs
+    read        every chunk   o = (B S0^T + W V) / max(q.z, eps), with B = Q - W K
 
 and backward, with dN = do / max(q.z, eps):
 
-    unread      every chunk      tril(Q a^T)^T dN, dQ, and the gradient of the denominators
-    scan_backward  every head    dE = that + a dS^T, dS0 = dS + dN^T Q - dE^T Tk, from the last chunk to the first
-    finish      every chunk      dV = T^-T dE, dK and da; from da the gradient dP of A k
+    unread      every chunk   dQ = dN S0 + tril(dN E^T) a, and the gradient of the denominators
+    turn        every chunk   Ta = T^-T a, B, K
+    scan_backward  every head X = Ta dS^T, dV = R = W^T dN + X, dS0 = dS + dN^T B - X^T K, from the last chunk on
+    finish      every chunk   dK and da; from da the gradient dP of A k
+
+The textbook form reads tril(Q a^T) E and sends back T^-T (tril(Q a^T)^T dN + a dS^T). Positive features make keys
+nearly parallel, T^-1 a difference operator, and tril(Q a^T) several times larger than W: with operands in bfloat16,
+the form above is three times as accurate. It takes W from factors that are still float32.
 
 Buffers between kernels are [tokens, H, *], or [chunks, H, *] for what a chunk has one of. S is kept values by keys.
 """
@@ -50,23 +55,29 @@ def inverse_of(denominator, eps):
 
 @triton.jit
 def prepare(
-    k, v, a, tinv, tk, tv, zsum, chunks, H, D, DV,
+    q, k, v, a, tinv, W, tk, tv, zsum, chunks, H, D, DV,
     BD: tl.constexpr, BV: tl.constexpr, ELU: tl.constexpr, UNIT: tl.constexpr, SOLVED: tl.constexpr,
     DOT: tl.constexpr, SOLVE: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """T^-1 (SOLVED: read it instead), Tk, Tv and the sum of the chunk's key features."""
+    """T^-1 and W (SOLVED: they are there already), Tk, Tv and the sum of the chunk's key features."""
     chunk, head, token, count = place(chunks, H)
+    at = chunk * H + head
     d = tl.arange(0, BD)
     i = tl.arange(0, CHUNK)
     F = features(k, token, count, head, H, d, D, CHUNK, ELU)
-    K = normalized(F, UNIT)[0]
-    tl.store(zsum + (chunk * H + head).to(tl.int64) * D + d, tl.sum(F, 0), d < D)
+    tl.store(zsum + at.to(tl.int64) * D + d, tl.sum(F, 0), d < D)
+    K = operand(normalized(F, UNIT)[0], DOT)
     if SOLVED:
-        T = matrix(tinv, chunk * H + head, i, CHUNK, i, CHUNK)
+        T = matrix(tinv, at, i, CHUNK, i, CHUNK)
     else:
-        N = dot(K, tl.trans(rows(a, token, count, head, H, d, D, CHUNK)), DOT)
-        T = lower_inverse(tl.where(i[:, None] > i[None, :], N, 0.0), WARPS, SOLVE)
-        store_matrix(tinv, T, chunk * H + head, i, CHUNK, i, CHUNK)
+        written = tl.trans(operand(rows(a, token, count, head, H, d, D, CHUNK), DOT))
+        N = tl.where(i[:, None] > i[None, :], dot(K, written, DOT), 0.0)
+        T = lower_inverse(N, WARPS, SOLVE)
+        store_matrix(tinv, T, at, i, CHUNK, i, CHUNK)
+        Q = operand(features(q, token, count, head, H, d, D, CHUNK, ELU), DOT)
+        C = tl.where(i[:, None] >= i[None, :], dot(Q, written, DOT), 0.0)
+        store_matrix(W, dot(C, T, SOLVE), at, i, CHUNK, i, CHUNK)
+    T = operand(T, DOT)
     store_rows(tk, dot(T, K, DOT), token, count, head, H, d, D, CHUNK)
     for begin in range(0, DV, BV):
         e = begin + tl.arange(0, BV)
@@ -107,23 +118,27 @@ def scan(
 
 @triton.jit
 def read(
-    q, k, a, E, S0, z0, o, denominator, chunks, H, D, DV, eps,
-    BD: tl.constexpr, BV: tl.constexpr, ELU: tl.constexpr, NORMALIZE: tl.constexpr, DOT: tl.constexpr,
+    q, k, v, W, S0, z0, o, denominator, chunks, H, D, DV, eps,
+    BD: tl.constexpr, BV: tl.constexpr, ELU: tl.constexpr, UNIT: tl.constexpr, NORMALIZE: tl.constexpr,
+    DOT: tl.constexpr,
 ):  # fmt: skip
     """Outputs o [tokens, H, DV] and the denominators q.z [tokens, H]."""
     chunk, head, token, count = place(chunks, H)
+    at = chunk * H + head
     d = tl.arange(0, BD)
     e = tl.program_id(1) * BV + tl.arange(0, BV)
     i = tl.arange(0, CHUNK)
-    past = i[:, None] >= i[None, :]
     Q = operand(features(q, token, count, head, H, d, D, CHUNK, ELU), DOT)
-    C = tl.where(past, dot(Q, tl.trans(rows(a, token, count, head, H, d, D, CHUNK)), DOT), 0.0)
-    y = dot(Q, tl.trans(matrix(S0, chunk * H + head, e, DV, d, D)), DOT)
-    y = dot(C, rows(E, token, count, head, H, e, DV, CHUNK), DOT, y)
+    F = features(k, token, count, head, H, d, D, CHUNK, ELU)
     if NORMALIZE:
-        F = operand(features(k, token, count, head, H, d, D, CHUNK, ELU), DOT)
-        before = tl.load(z0 + (chunk * H + head).to(tl.int64) * D + d, d < D, 0.0)
-        total = tl.sum(tl.where(past, dot(Q, tl.trans(F), DOT), 0.0), 1) + tl.sum(Q * before[None, :], 1)
+        within = tl.where(i[:, None] >= i[None, :], dot(Q, tl.trans(F), DOT), 0.0)
+        before = tl.load(z0 + at.to(tl.int64) * D + d, d < D, 0.0)
+        total = tl.sum(within, 1) + tl.sum(Q * before[None, :], 1)
+    mixed = operand(matrix(W, at, i, CHUNK, i, CHUNK), DOT)
+    B = Q - dot(mixed, normalized(F, UNIT)[0], DOT)
+    y = dot(B, tl.trans(matrix(S0, at, e, DV, d, D)), DOT)
+    y = dot(mixed, rows(v, token, count, head, H, e, DV, CHUNK), DOT, y)
+    if NORMALIZE:
         y *= inverse_of(total, eps)[:, None]
         if tl.program_id(1) == 0:
             store_column(denominator, total, token, count, head, H, CHUNK)
@@ -132,18 +147,15 @@ def read(
 
 @triton.jit
 def unread(
-    q, k, a, E, S0, z0, o, do, denominator, dD, dE, dzsum, dq, chunks, H, D, DV, eps,
+    q, k, a, E, S0, z0, o, do, denominator, dD, dzsum, dq, chunks, H, D, DV, eps,
     BD: tl.constexpr, BV: tl.constexpr, ELU: tl.constexpr, NORMALIZE: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """All that needs no dS: dq, the chunk's own part of dE [tokens, H, DV], dD [tokens, H], and the sum of dD q."""
+    """dq; the gradient of the denominators, dD [tokens, H]; and the sum of dD q [chunks, H, D]."""
     chunk, head, token, count = place(chunks, H)
     at = chunk * H + head
     d = tl.arange(0, BD)
     i = tl.arange(0, CHUNK)
     past = i[:, None] >= i[None, :]
-    Q = operand(features(q, token, count, head, H, d, D, CHUNK, ELU), DOT)
-    written = operand(rows(a, token, count, head, H, d, D, CHUNK), DOT)
-    C = operand(tl.where(i[:, None] <= i[None, :], dot(written, tl.trans(Q), DOT), 0.0), DOT)  # transposed
     dQ = tl.zeros([CHUNK, BD], tl.float32)
     X = tl.zeros([CHUNK, CHUNK], tl.float32)
     along = tl.zeros([CHUNK], tl.float32)
@@ -157,29 +169,51 @@ def unread(
             along += tl.sum(g * rows(o, token, count, head, H, e, DV, CHUNK), 1)
             g *= inverse[:, None]
         g = operand(g, DOT)
-        store_rows(dE, dot(C, g, DOT), token, count, head, H, e, DV, CHUNK)
         X = dot(g, tl.trans(rows(E, token, count, head, H, e, DV, CHUNK)), DOT, X)
         dQ = dot(g, matrix(S0, at, e, DV, d, D), DOT, dQ)
-    dQ = dot(tl.where(past, X, 0.0), written, DOT, dQ)
+    dQ = dot(tl.where(past, X, 0.0), rows(a, token, count, head, H, d, D, CHUNK), DOT, dQ)
+    Q = features(q, token, count, head, H, d, D, CHUNK, ELU)
     if NORMALIZE:
         slope = tl.where((under < eps) | (i >= count), 0.0, -along * inverse)
         store_column(dD, slope, token, count, head, H, CHUNK)
         tl.store(dzsum + at.to(tl.int64) * D + d, tl.sum(Q * slope[:, None], 0), d < D)
-        F = operand(features(k, token, count, head, H, d, D, CHUNK, ELU), DOT)
+        F = features(k, token, count, head, H, d, D, CHUNK, ELU)
         before = tl.load(z0 + at.to(tl.int64) * D + d, d < D, 0.0)
         dQ = dot(tl.where(past, slope[:, None], 0.0), F, DOT, dQ) + slope[:, None] * before[None, :]
-    store_rows(dq, feature_backward(dQ, Q.to(tl.float32), ELU), token, count, head, H, d, D, CHUNK)
+    store_rows(dq, feature_backward(dQ, Q, ELU), token, count, head, H, d, D, CHUNK)
+
+
+@triton.jit
+def turn(
+    q, k, a, tinv, W, ta, B, K, chunks, H, D,
+    BD: tl.constexpr, ELU: tl.constexpr, UNIT: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """T^-T a, Q - W K and K, for the scan backward: ta, B, K [tokens, H, D]."""
+    chunk, head, token, count = place(chunks, H)
+    at = chunk * H + head
+    d = tl.arange(0, BD)
+    i = tl.arange(0, CHUNK)
+    T = tl.trans(matrix(tinv, at, i, CHUNK, i, CHUNK))
+    written = rows(a, token, count, head, H, d, D, CHUNK)
+    store_rows(ta, dot(T, written, DOT), token, count, head, H, d, D, CHUNK)
+    key = operand(normalized(features(k, token, count, head, H, d, D, CHUNK, ELU), UNIT)[0], DOT)
+    store_rows(K, key, token, count, head, H, d, D, CHUNK)
+    query = features(q, token, count, head, H, d, D, CHUNK, ELU)
+    query -= dot(matrix(W, at, i, CHUNK, i, CHUNK), key, DOT)
+    store_rows(B, query, token, count, head, H, d, D, CHUNK)
 
 
 @triton.jit
 def scan_backward(
-    q, a, tk, do, denominator, dE, dS_final, dz_final, dzsum, dS, dS_initial, dz_initial, chunks, first, H, D, DV, eps,
-    BD: tl.constexpr, BV: tl.constexpr, ELU: tl.constexpr, NORMALIZE: tl.constexpr, DOT: tl.constexpr,
+    ta, B, K, W, do, denominator, dS_final, dz_final, dzsum, dS, dv, dS_initial, dz_initial, chunks, first,
+    H, D, DV, eps,
+    BD: tl.constexpr, BV: tl.constexpr, NORMALIZE: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """dS after every chunk [chunks, H, DV, D]; completes dE; dzsum becomes the gradient of z after each chunk."""
+    """dS after every chunk [chunks, H, DV, D] and dv; dzsum becomes the gradient of z after each chunk."""
     sequence, head = tl.program_id(0) // H, tl.program_id(0) % H
     d = tl.arange(0, BD)
     e = tl.program_id(1) * BV + tl.arange(0, BV)
+    i = tl.arange(0, CHUNK)
     inside = (d[:, None] < D) & (e[None, :] < DV)
     cell = e[None, :] * D + d[:, None]
     size = (DV * D).to(tl.int64)
@@ -195,12 +229,12 @@ def scan_backward(
         g = rows(do, token, count, head, H, e, DV, CHUNK)
         if NORMALIZE:
             g *= inverse_of(column(denominator, token, count, head, H, CHUNK), eps)[:, None]
-        Q = operand(features(q, token, count, head, H, d, D, CHUNK, ELU), DOT)
-        x = rows(dE, token, count, head, H, e, DV, CHUNK)
-        x = dot(rows(a, token, count, head, H, d, D, CHUNK), memory, DOT, x)
-        store_rows(dE, x, token, count, head, H, e, DV, CHUNK)
-        memory = dot(tl.trans(Q), g, DOT, memory)
-        memory = dot(tl.trans(rows(tk, token, count, head, H, d, D, CHUNK)), -x, DOT, memory)
+        g = operand(g, DOT)
+        x = dot(rows(ta, token, count, head, H, d, D, CHUNK), memory, DOT)
+        R = dot(tl.trans(matrix(W, at, i, CHUNK, i, CHUNK)), g, DOT, x)
+        store_rows(dv, R, token, count, head, H, e, DV, CHUNK)
+        memory = dot(tl.trans(rows(B, token, count, head, H, d, D, CHUNK)), g, DOT, memory)
+        memory = dot(tl.trans(rows(K, token, count, head, H, d, D, CHUNK)), -x, DOT, memory)
         if tl.program_id(1) == 0:
             here = tl.load(dzsum + at.to(tl.int64) * D + d, NORMALIZE & (d < D), 0.0)
             tl.store(dzsum + at.to(tl.int64) * D + d, summed, d < D)
@@ -212,17 +246,16 @@ def scan_backward(
 
 @triton.jit
 def finish(
-    q, k, a, gain, tinv, E, S0, do, denominator, dD, dE, dS, dz, dk, dv, dP, chunks, H, D, DV, eps,
+    q, k, a, gain, E, S0, do, denominator, dD, dv, dS, dz, dk, dP, chunks, H, D, DV, eps,
     BD: tl.constexpr, BV: tl.constexpr, ELU: tl.constexpr, UNIT: tl.constexpr, NORMALIZE: tl.constexpr,
     GAIN: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """dv, dP, and dk but for what reaches it through A. dv may be the same memory as dE."""
+    """dP, and dk but for what reaches it through A."""
     chunk, head, token, count = place(chunks, H)
     at = chunk * H + head
     d = tl.arange(0, BD)
     i = tl.arange(0, CHUNK)
     past = i[:, None] >= i[None, :]
-    T = operand(tl.trans(matrix(tinv, at, i, CHUNK, i, CHUNK)), DOT)
     if NORMALIZE:
         inverse = inverse_of(column(denominator, token, count, head, H, CHUNK), eps)
     dK = tl.zeros([CHUNK, BD], tl.float32)
@@ -231,9 +264,7 @@ def finish(
     Y = tl.zeros([CHUNK, CHUNK], tl.float32)
     for begin in range(0, DV, BV):
         e = begin + tl.arange(0, BV)
-        R = dot(T, rows(dE, token, count, head, H, e, DV, CHUNK), DOT)
-        store_rows(dv, R, token, count, head, H, e, DV, CHUNK)
-        R = operand(-R, DOT)
+        R = operand(-rows(dv, token, count, head, H, e, DV, CHUNK), DOT)
         g = rows(do, token, count, head, H, e, DV, CHUNK)
         if NORMALIZE:
             g *= inverse[:, None]

@@ -41,6 +41,7 @@ def _kept(inputs: Sequence[Tensor], sequences: int, packed: bool) -> Kept:
         q.new_empty(B * T, H, dtype=torch.float32),
         q.new_empty(B * T, H, dtype=torch.float32),
         q.new_empty(chunks, H, CHUNK, CHUNK, dtype=buffer),
+        q.new_empty(chunks, H, CHUNK, CHUNK, dtype=buffer),
         q.new_empty(spans_needed(sequences, B * T, span, packed), H, D, D, dtype=torch.float32),
     )
 

@@ -97,13 +97,13 @@ def past(X, Z, DOT: tl.constexpr):
 
 
 @triton.jit
-def times_A(X, A, Z, until, UPDATE: tl.constexpr, REFRESH: tl.constexpr, DOT: tl.constexpr):
+def times_A(X, A, Z, until, UPDATE: tl.constexpr, REFRESH: tl.constexpr, DOT: tl.constexpr, PAST: tl.constexpr):
     """Column t is A_t x_t."""
     if UPDATE:
         Y = dot(A, X, DOT)
         if REFRESH:
             Y += X * until
-        return Y - dot(Z, tl.trans(past(X, Z, DOT)), DOT)
+        return dot(-Z, tl.trans(past(X, Z, PAST)), PAST, Y)
     else:
         return dot(A, X, DOT)
 
@@ -122,7 +122,8 @@ def forward_walk(
     k, u, start, t, spans, kept, final, a, gain, kept_first, scratch,
     H, D, scale, period, eta, kept_every,
     BD: tl.constexpr, KEEP: tl.constexpr, UPDATE: tl.constexpr, REFRESH: tl.constexpr, GAIN: tl.constexpr,
-    ELU: tl.constexpr, UNIT: tl.constexpr, DOT: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constexpr,
+    ELU: tl.constexpr, UNIT: tl.constexpr, DOT: tl.constexpr, PAST: tl.constexpr, WALK: tl.constexpr,
+    WARPS: tl.constexpr,
 ):  # fmt: skip
     """Write directions a [tokens, H, D] and the number P was multiplied by, gain [tokens, H].
 
@@ -149,7 +150,7 @@ def forward_walk(
             Z = factor(U, A, before, aside, REFRESH, WALK, WARPS)[2]
         else:
             Z = U
-        P = times_A(K, A, Z, until, UPDATE, REFRESH, DOT)
+        P = times_A(K, A, Z, until, UPDATE, REFRESH, DOT, PAST)
         if GAIN == "unit":
             P, by = unit(P, True)
         elif GAIN == "projection":
@@ -168,13 +169,15 @@ def forward_walk(
 
 @triton.jit
 def backward_walk(
-    k, u, dP, dk, G, Zs, Ys, Js, PK, kept, t, spans, scratch,
+    k, u, gain, dP, dk, G, Zs, Ys, Js, PK, kept, t, spans, scratch,
     H, D, scale, period, eta,
     BD: tl.constexpr, UPDATE: tl.constexpr, REFRESH: tl.constexpr,
-    ELU: tl.constexpr, UNIT: tl.constexpr, DOT: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constexpr,
+    ELU: tl.constexpr, UNIT: tl.constexpr, DOT: tl.constexpr, PAST: tl.constexpr, WALK: tl.constexpr,
+    WARPS: tl.constexpr,
 ):  # fmt: skip
-    """G [tokens, H, D], row t of which is A_t dp_t; added to dk, through the key's normalisation and feature map.
+    """A_t dp_t for every token: added to dk, through the key's normalisation and feature map.
 
+    Divided by the gain it is G [tokens, H, D]: what A^-1 gets from a token, -sym(A dp (A k)^T), is then -sym(g a^T).
     With refresh, G gets Phi(dP) instead, and Zs, Ys, PK get Z, Y = L^-1 U and Phi(K), where Phi(X) = X - tril(X Z^T) Y;
     Js [tokens, H, STEP] gets L^-1.
     """
@@ -194,7 +197,7 @@ def backward_walk(
             W, J, Z = factor(U, A, before, aside, REFRESH, WALK, WARPS)
         else:
             W, J, Z = U, U, U
-        Y = times_A(X, A, Z, until, UPDATE, REFRESH, DOT)
+        Y = times_A(X, A, Z, until, UPDATE, REFRESH, DOT, PAST)
         K, inverse = normalized(F, UNIT, True)
         if REFRESH:
             L = dot(U, tl.trans(J), DOT)
@@ -205,7 +208,10 @@ def backward_walk(
             store_rows(PK, K - dot(L, tl.trans(past(K, Z, DOT)), DOT), here, more, head, H, d, D, STEP, True)
             store_rows(G, X, here, more, head, H, d, D, STEP, True)
         else:
-            store_rows(G, Y, here, more, head, H, d, D, STEP, True)
+            i = tl.arange(0, STEP)[None, :]
+            by = tl.load(gain + (here + i).to(tl.int64) * H + head, i < more, 0.0)
+            by = tl.where(by == 0, 0.0, 1 / tl.where(by == 0, 1.0, by))
+            store_rows(G, Y * by, here, more, head, H, d, D, STEP, True)
         if UNIT:
             Y = unit_backward(Y, K, inverse, True)
         where, inside = tile(here, more, head, H, d, D, STEP, True)
@@ -281,20 +287,12 @@ def invert(x, spans, scratch, H, D, BD: tl.constexpr, SKIP: tl.constexpr, WALK: 
 
 
 @triton.jit
-def directions(a, gain, token, count, head, H, d, D, N: tl.constexpr):
-    """P [N, |d|], row t of which is A_t k_t, from a = gain * P."""
-    i = tl.arange(0, N)
-    by = tl.load(gain + (token + i).to(tl.int64) * H + head, i < count, 0.0)
-    return rows(a, token, count, head, H, d, D, N) * tl.where(by == 0, 0.0, 1 / tl.where(by == 0, 1.0, by))[:, None]
-
-
-@triton.jit
 def outer_sum(
-    G, a, gain, k, spans, out, H, D,
+    G, a, k, spans, out, H, D,
     BD: tl.constexpr, BLOCK: tl.constexpr, FIXED: tl.constexpr,
     ELU: tl.constexpr, UNIT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """-sym(G^T P) of each span, with P = a / gain: out [spans, H, D, D]. FIXED: sym(G^T K), G being dP."""
+    """-sym(G^T a) of each span: out [spans, H, D, D]. FIXED: sym(G^T K), G being dP."""
     span, head, token, count, _, _, _ = span_of(spans, H)
     d = tl.arange(0, BD)
     total = tl.zeros([BD, BD], tl.float32)
@@ -303,19 +301,17 @@ def outer_sum(
         if FIXED:
             X = normalized(features(k, here, more, head, H, d, D, BLOCK, ELU), UNIT)[0]
         else:
-            X = -directions(a, gain, here, more, head, H, d, D, BLOCK)
+            X = -rows(a, here, more, head, H, d, D, BLOCK)
         total = dot(tl.trans(rows(G, here, more, head, H, d, D, BLOCK)), X, DOT, total)
     store_matrix(out, symmetric(total), span * H + head, d, D, d, D)
 
 
 @triton.jit
-def direction_backward(
-    u, a, gain, G, dM, du, spans, H, D, scale, BD: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr
-):
+def direction_backward(u, a, G, dM, du, spans, H, D, scale, BD: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr):
     """du without refresh. dM [spans, H, D, D]: gradient of A^-1 after each span.
 
-    A^-1 only ever gains u u^T, so its gradient is a running sum of -sym(g_t p_t^T) from the right, and
-    dU = 2 U dM - triu(U P^T) G - triu(U G^T) P, dM being that after the block: linear attention, reversed.
+    A^-1 only ever gains u u^T, so its gradient is a running sum of -sym(g_t a_t^T) from the right, and
+    dU = 2 U dM - triu(U a^T) G - triu(U G^T) a, dM being that after the block: linear attention, reversed.
     """
     span, head, token, count, _, _, _ = span_of(spans, H)
     d = tl.arange(0, BD)
@@ -326,7 +322,7 @@ def direction_backward(
         begin = (blocks - 1 - n) * BLOCK
         here, more = token + begin, count - begin
         y, inverse = unit(rows(u, here, more, head, H, d, D, BLOCK))
-        P = operand(directions(a, gain, here, more, head, H, d, D, BLOCK), DOT)
+        P = operand(rows(a, here, more, head, H, d, D, BLOCK), DOT)
         X = operand(-rows(G, here, more, head, H, d, D, BLOCK), DOT)
         Y = operand(y, DOT)
         dU = dot(Y, M, DOT)  # half of it

@@ -39,6 +39,7 @@ class Shape:
     warps: int  # where a D x D tile, or several of tokens, is in registers
     block: int  # tokens at once where the gradient of A^-1 is summed
     stages: int  # of loads under way, bounded by shared memory
+    registers: int | None  # a thread may have, where many programs at a time beat few that never spill
 
     @classmethod
     def of(cls, H: int, D: int, DV: int, buffer: torch.dtype) -> "Shape":
@@ -46,7 +47,7 @@ class Shape:
         half = buffer == torch.bfloat16
 
         def tile(size: int) -> int:
-            return max(16, triton.next_power_of_2(size))
+            return max(16, int(triton.next_power_of_2(size)))
 
         BD = tile(D)
         BV = tile(min(DV, 64 if half or D <= 64 else 32))
@@ -58,6 +59,7 @@ class Shape:
             warps=8 if BD == 128 else 4,
             block=block,
             stages=2 if half else 1,
+            registers=128 if half else None,
         )  # fmt: skip
 
 
@@ -67,6 +69,7 @@ class Precision:
 
     buffer: torch.dtype
     dot: str  # the S part
+    sums: str  # the gradient of A^-1
     times: str  # A_t x_t
     walk: str  # A's own recurrence: its errors add up over a sequence
 
@@ -74,10 +77,10 @@ class Precision:
     def of(cls, dtype: torch.dtype, interpreted: bool) -> "Precision":
         """For inputs of the given type. Triton's interpreter knows no bfloat16 products."""
         if dtype == torch.bfloat16 and not interpreted:
-            return cls(dtype, "bf16", "bf16x3", "bf16x3")
+            return cls(dtype, "bf16", "tf32", "bf16x3", "bf16x3")
         if dtype == torch.float16 and not interpreted:
-            return cls(torch.float32, "tf32", "tf32x3", "tf32x3")
-        return cls(torch.float32, "tf32x3", "tf32x3", "tf32x3")
+            return cls(torch.float32, "tf32", "tf32", "tf32x3", "tf32x3")
+        return cls(torch.float32, "tf32x3", "tf32x3", "tf32x3", "tf32x3")
 
 
 class Inputs(NamedTuple):
@@ -105,6 +108,7 @@ class Kept(NamedTuple):
     gain: Tensor
     denominator: Tensor
     tinv: Tensor  # [chunks, H, 64, 64]
+    W: Tensor  # likewise
     A: Tensor  # [spans, H, D, D]
 
 
@@ -126,8 +130,9 @@ class Pipeline:
         o = torch.empty_like(x.v)
         s = self.shape
         memory.read[len(self.plan.chunks) * s.H, triton.cdiv(s.DV, s.wide)](
-            x.q, x.k, kept.a, E, S0, z0, o, kept.denominator, self.plan.chunks, s.H, s.D, s.DV, self.settings.eps,
-            **self._tiles(s.wide), **self._how("ELU", "NORMALIZE"), DOT=self.precision.dot, num_warps=s.warps,
+            x.q, x.k, x.v, kept.W, S0, z0, o, kept.denominator, self.plan.chunks, s.H, s.D, s.DV, self.settings.eps,
+            **self._tiles(s.wide), **self._how("ELU", "UNIT", "NORMALIZE"), DOT=self.precision.dot,
+            num_warps=s.warps, maxnreg=s.registers,
         )  # fmt: skip
         return o, S, A, z
 
@@ -140,31 +145,36 @@ class Pipeline:
         tk, E, z0 = self._prepare(x, kept, solved=True)
         S0 = self._scan(tk, E, z0, kept.a, state)[0]
 
-        dD, dE = torch.empty_like(kept.denominator), torch.empty_like(E)
-        dzs, dq = torch.empty_like(z0), torch.empty_like(x.q)
+        del tk
+        dD, dzs, dq = torch.empty_like(kept.denominator), torch.empty_like(z0), torch.empty_like(x.q)
         memory.unread[(per_chunk,)](
-            x.q, x.k, kept.a, E, S0, z0, o, do, kept.denominator, dD, dE, dzs, dq,
+            x.q, x.k, kept.a, E, S0, z0, o, do, kept.denominator, dD, dzs, dq,
             plan.chunks, s.H, s.D, s.DV, self.settings.eps,
             **self._tiles(s.BV), **self._how("ELU", "NORMALIZE"), DOT=self.precision.dot,
-            num_warps=s.warps, num_stages=s.stages,
+            num_warps=s.warps, num_stages=s.stages, maxnreg=s.registers,
         )  # fmt: skip
-        dSs = torch.empty_like(S0)
+        ta, B, K = (torch.empty_like(kept.a) for _ in range(3))
+        memory.turn[(per_chunk,)](
+            x.q, x.k, kept.a, kept.tinv, kept.W, ta, B, K, plan.chunks, s.H, s.D,
+            BD=s.BD, **self._how("ELU", "UNIT"), DOT=self.precision.dot, num_warps=4, maxnreg=s.registers,
+        )  # fmt: skip
+        dv, dSs = torch.empty_like(x.v), torch.empty_like(S0)
         dS_initial, dz_initial = torch.empty_like(dS), torch.empty_like(dz)
         memory.scan_backward[len(plan.whole) * s.H, triton.cdiv(s.DV, s.narrow)](
-            x.q, kept.a, tk, do, kept.denominator, dE, dS, dz, dzs, dSs, dS_initial, dz_initial,
+            ta, B, K, kept.W, do, kept.denominator, dS, dz, dzs, dSs, dv, dS_initial, dz_initial,
             plan.chunks, plan.first, s.H, s.D, s.DV, self.settings.eps,
-            **self._tiles(s.narrow), **self._how("ELU", "NORMALIZE"), DOT=self.precision.dot, num_warps=4,
+            **self._tiles(s.narrow), **self._how("NORMALIZE"), DOT=self.precision.dot, num_warps=4,
         )  # fmt: skip
-        del tk
-        dk, dv = torch.empty_like(x.k, dtype=self.precision.buffer), torch.empty_like(x.v)
-        dP = torch.empty_like(kept.a)
+        dk = ta  # whose work is done
+        del B, K
+        dP = torch.empty_like(x.q, dtype=torch.float32)
         memory.finish[(per_chunk,)](
-            x.q, x.k, kept.a, kept.gain, kept.tinv, E, S0, do, kept.denominator, dD, dE, dSs, dzs, dk, dv, dP,
+            x.q, x.k, kept.a, kept.gain, E, S0, do, kept.denominator, dD, dv, dSs, dzs, dk, dP,
             plan.chunks, s.H, s.D, s.DV, self.settings.eps,
             **self._tiles(s.BV), **self._how("ELU", "UNIT", "NORMALIZE", "GAIN"), DOT=self.precision.dot,
             num_warps=s.warps, num_stages=s.stages,
         )  # fmt: skip
-        del E, S0, dE, dSs
+        del E, S0, dSs
         du, dA_initial = self._directions_backward(x, state, kept, dP, dk, A, dA)
         dA_initial = self._unless_empty(dA_initial, dA)
         return Inputs(dq, dk.to(x.k.dtype), dv, du), (dS_initial, dA_initial, dz_initial)
@@ -237,17 +247,17 @@ class Pipeline:
         s, plan, beat = self.shape, self.plan, self._beat
         programs = (len(plan.spans) * s.H,)
         refresh = self.settings.beat is not None
-        Z, Y, K = (torch.empty_like(dP) if refresh else dP for _ in range(3))
+        Z, Y, K, V = (torch.empty_like(kept.a) if refresh else dP for _ in range(4))
         J = dP.new_empty(len(dP), s.H, 16, dtype=torch.float32) if refresh else dP
-        G = torch.empty_like(dP)
+        G = torch.empty_like(kept.a if refresh else dP)
         penalty.backward_walk[programs](
-            x.k, x.u, dP, dk, G, Z, Y, J, K, kept.A, state.t, plan.spans, self._scratch(len(plan.spans), state.A),
+            x.k, x.u, kept.gain, dP, dk, G, Z, Y, J, K, kept.A, state.t, plan.spans,
+            self._scratch(len(plan.spans), state.A),
             s.H, s.D, self.settings.penalty_scale, *beat,
             BD=s.BD, **self._how("UPDATE", "REFRESH", "ELU", "UNIT"), **self._walk(),
         )  # fmt: skip
         if refresh:
             initial = torch.empty_like(dA)
-            V = torch.empty_like(dP)
             penalty.gradient_scan[(len(plan.whole) * s.H,)](
                 Z, Y, G, K, dA, initial, V, plan.whole, s.H, s.D, BD=s.BD, DOT=self.precision.dot, num_warps=s.warps
             )
@@ -256,8 +266,8 @@ class Pipeline:
         total = torch.empty_like(state.A)
         fixed = not self.settings.update_penalty
         penalty.outer_sum[programs](
-            dP if fixed else G, kept.a, kept.gain, x.k, plan.spans, sums, s.H, s.D,
-            BD=s.BD, BLOCK=s.block, FIXED=fixed, **self._how("ELU", "UNIT"), DOT=self.precision.dot, num_warps=s.warps,
+            dP if fixed else G, kept.a, x.k, plan.spans, sums, s.H, s.D,
+            BD=s.BD, BLOCK=s.block, FIXED=fixed, **self._how("ELU", "UNIT"), DOT=self.precision.sums, num_warps=s.warps,
         )  # fmt: skip
         if fixed:
             self._running_sum(sums, dA, total, plan.span_first, s.D * s.D, reverse=True)
@@ -266,8 +276,8 @@ class Pipeline:
         self._running_sum(sums, -A @ ((dA + dA.mT) / 2) @ A, total, plan.span_first, s.D * s.D, reverse=True)
         du = torch.empty_like(x.u)
         penalty.direction_backward[programs](
-            x.u, kept.a, kept.gain, G, sums, du, plan.spans, s.H, s.D, self.settings.penalty_scale,
-            BD=s.BD, BLOCK=s.block, DOT=self.precision.dot, num_warps=s.warps, num_stages=s.stages,
+            x.u, kept.a, G, sums, du, plan.spans, s.H, s.D, self.settings.penalty_scale,
+            BD=s.BD, BLOCK=s.block, DOT=self.precision.sums, num_warps=s.warps, num_stages=s.stages,
         )  # fmt: skip
         M = state.A.clone()
         self._invert(M, skip=False)
@@ -298,9 +308,9 @@ class Pipeline:
         tv = torch.empty_like(x.v, dtype=self.precision.buffer)
         zsum = x.k.new_empty(len(plan.chunks), s.H, s.D, dtype=torch.float32)
         memory.prepare[(len(plan.chunks) * s.H,)](
-            x.k, x.v, kept.a, kept.tinv, tk, tv, zsum, plan.chunks, s.H, s.D, s.DV,
+            x.q, x.k, x.v, kept.a, kept.tinv, kept.W, tk, tv, zsum, plan.chunks, s.H, s.D, s.DV,
             **self._tiles(s.BV), **self._how("ELU", "UNIT"), SOLVED=solved,
-            DOT=self.precision.dot, SOLVE=self.precision.times, WARPS=4, num_warps=4,
+            DOT=self.precision.dot, SOLVE=self.precision.times, WARPS=4, num_warps=4, maxnreg=s.registers,
         )  # fmt: skip
         return tk, tv, zsum
 
@@ -324,7 +334,7 @@ class Pipeline:
 
     def _walk(self) -> dict[str, Any]:
         s, p = self.shape, self.precision
-        return {"DOT": p.times, "WALK": p.walk, "WARPS": s.warps, "num_warps": s.warps}
+        return {"DOT": p.times, "PAST": p.dot, "WALK": p.walk, "WARPS": s.warps, "num_warps": s.warps}
 
     def _how(self, *names: str) -> dict[str, Any]:
         """The compile-time switches of these names."""
