@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help demo test lint types pytest bench clean
+.PHONY: help demo test lint types pytest bench bench-gpu clean
 
 help:
 	@echo "make demo    four mechanisms learn associative recall on the CPU; table, picture, page under runs/demo"
 	@echo "make test    ruff, mypy and pytest, as CI runs them"
 	@echo "make bench   speed and memory of the CPU forms; writes benchmarks/results/cpu.json"
+	@echo "make bench-gpu  the GPU kernels beside their peers (PEERS=folder); writes benchmarks/results/gpu.json"
 	@echo "make clean   remove the virtual environment and all caches"
 
 # torch first and by its exact version: nothing after it may choose another build.
@@ -36,6 +37,10 @@ pytest: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.cpu
+
+# With the machine's own Python: the virtual environment here has PyTorch's CPU build.
+bench-gpu:
+	$(PYTHON) -m benchmarks.gpu $(if $(PEERS),--peers $(PEERS))
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -16,11 +16,12 @@ from varla.layers import MECHANISMS
 from varla.training import build_model, build_task, from_dict
 
 
-def step(settings: dict[str, Any]) -> Callable[[], None]:
+def step(settings: dict[str, Any], device: str = "cpu") -> Callable[[], None]:
     config = from_dict(settings)
-    model = build_model(config)
+    model = build_model(config).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    inputs, labels = build_task(config).batch(config.train.batch_size, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator(device).manual_seed(0)
+    inputs, labels = build_task(config).batch(config.train.batch_size, generator=generator)
 
     def call() -> None:
         logits, _ = model(inputs)
