@@ -1,5 +1,6 @@
 """The kernels against the plain loop in float64: on a GPU where there is one, else in Triton's interpreter."""
 
+import importlib
 from typing import Any
 
 import pytest
@@ -7,8 +8,11 @@ import torch
 
 import varla
 from tests.ops.cases import randn, vla_inputs, vla_state, with_gradients
+from varla.ops.chunk import encode
+from varla.ops.settings import VLASettings
 
 pytest.importorskip("triton")
+importlib.import_module("varla.ops.triton")  # registers the operator
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NO_REFRESH: dict[str, Any] = {"refresh_every": None}
@@ -189,6 +193,27 @@ def test_double_backward_is_refused() -> None:
     (grad,) = torch.autograd.grad(o.sum(), inputs[:1], create_graph=True)
     with pytest.raises(RuntimeError, match="double backward is not supported by backend='triton'"):
         torch.autograd.grad(grad.sum(), inputs[:1])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_operator_is_registered_right(packed: bool) -> None:
+    """Schema, fake tensors (torch.compile) and autograd agree with what the operator does."""
+    inputs = [x.float().to(DEVICE).requires_grad_() for x in vla_inputs(70, B=1 if packed else 2, D=16, Dv=16)]
+    cu_seqlens = torch.tensor([0, 3, 70], device=DEVICE) if packed else None
+    state = vla_state(2, 2, 16, 16)
+    memory = [x.float().to(DEVICE).requires_grad_() for x in (state.S, state.A, state.z)]
+    settings = VLASettings(0.1, 20, 1e-3, 1e-4, "unit", "elu1", 0.25, True, True, True)
+    arguments = (inputs, memory, state.t.to(DEVICE), cu_seqlens, encode(settings), True)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(torch.ops.varla.vla_triton.default, arguments, test_utils=checks)
+
+
+@pytest.mark.parametrize("options", [{}, NO_REFRESH], ids=["refresh", "no refresh"])
+def test_only_the_symmetric_part_of_A_counts(options: dict[str, Any]) -> None:
+    inputs, state = vla_inputs(300, B=1, H=1, D=16, Dv=16), vla_state(1, 1, 16, 16)
+    state.A[..., 0, 3] += 0.2
+    state.A[..., 3, 0] -= 0.2
+    compare(inputs, state, torch.float32, 1e-5, **options)
 
 
 def test_long_memory_of_A() -> None:

@@ -2,8 +2,8 @@
 
 Forward: A walks through each sequence (without refresh: through all spans at once, from inverses of prefix sums),
 leaving the write directions a; then `prepare`, `scan`, `read`. Kept for the backward: a, its gains, the denominators,
-T^-1 of every chunk and A at the start of every span. Backward: `prepare` and `scan` again, `unread`, `scan_backward`,
-`finish`; then the A part, on all spans at once.
+T^-1 and W of every chunk, and A at the start of every span. Backward: `prepare` and `scan` again, `unread`, `turn`,
+`scan_backward`, `finish`; then the A part, on all spans at once.
 """
 
 from dataclasses import dataclass
@@ -144,7 +144,6 @@ class Pipeline:
         per_chunk = len(plan.chunks) * s.H
         tk, E, z0 = self._prepare(x, kept, solved=True)
         S0 = self._scan(tk, E, z0, kept.a, state)[0]
-
         del tk
         dD, dzs, dq = torch.empty_like(kept.denominator), torch.empty_like(z0), torch.empty_like(x.q)
         memory.unread[(per_chunk,)](
@@ -176,8 +175,7 @@ class Pipeline:
         )  # fmt: skip
         del E, S0, dSs
         du, dA_initial = self._directions_backward(x, state, kept, dP, dk, A, dA)
-        dA_initial = self._unless_empty(dA_initial, dA)
-        return Inputs(dq, dk.to(x.k.dtype), dv, du), (dS_initial, dA_initial, dz_initial)
+        return Inputs(dq, dk.to(x.k.dtype), dv, du), (dS_initial, self._unless_empty(dA_initial, dA), dz_initial)
 
     def _unless_empty(self, x: Tensor, untouched: Tensor) -> Tensor:
         """x [N, *], but for sequences without tokens what was handed in, to the last bit (x is made symmetric)."""
@@ -223,8 +221,7 @@ class Pipeline:
         self._invert(M, skip=False)
         self._running_sum(out, M, total, plan.span_first, size, reverse=False)
         self._invert(out, skip=True)
-        first = plan.span_first[:-1].long()
-        out[first] = A
+        out[plan.span_first[:-1].long()] = (A + A.mT) / 2
 
     def _invert(self, x: Tensor, skip: bool) -> None:
         s = self.shape
