@@ -389,3 +389,35 @@ def test_an_indefinite_penalty_is_an_error_chunk_by_chunk(chunk_size, dtype):
         state.A[1, 2] = scale * torch.eye(D, dtype=dtype)
         with pytest.raises(torch.linalg.LinAlgError):
             call("vla", inputs, initial_state=state, backend="chunk", chunk_size=chunk_size)
+
+
+@pytest.mark.parametrize(
+    ("installed", "interpreted", "gpu", "capability", "reason"),
+    [
+        (False, False, True, (9, 0), "not installed"),
+        (True, False, False, None, "no CUDA GPU"),
+        (True, False, True, (7, 5), "compute capability 8.0"),
+        (True, False, True, (8, 0), None),
+        (True, True, False, None, None),
+    ],
+)
+def test_triton_says_why_it_cannot_run(monkeypatch, installed, interpreted, gpu, capability, reason):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if installed else None)
+    monkeypatch.setenv("TRITON_INTERPRET", str(int(interpreted)))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    found = varla.backends()["triton"]
+    assert found.available == (reason is None)
+    assert (found.reason is None) if reason is None else (reason in found.reason)
+
+
+def test_triton_on_the_cpu_is_refused(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    inputs = [torch.randn(1, 8, 1, 16) for _ in range(4)]
+    with pytest.raises(RuntimeError, match="backend='triton' cannot run here: the inputs are on cpu"):
+        varla.vla(*inputs, backend="triton")
+    assert varla.vla(*inputs).shape == (1, 8, 1, 16)  # "auto" goes by where the inputs are
