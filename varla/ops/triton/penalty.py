@@ -222,13 +222,17 @@ def backward_walk(
 
 
 @triton.jit
-def penalty_sum(u, spans, out, H, D, scale, BD: tl.constexpr, BLOCK: tl.constexpr, WALK: tl.constexpr):
-    """U^T U of each span: out [spans, H, D, D]."""
+def square_sum(
+    u, spans, out, H, D, scale, BD: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr, WALK: tl.constexpr
+):
+    """U^T U of each span: out [spans, H, D, D]. The rows of U are those of u, normalised to length `scale` if UNIT."""
     span, head, token, count, _, _, _ = span_of(spans, H)
     d = tl.arange(0, BD)
     total = tl.zeros([BD, BD], tl.float32)
     for begin in range(0, count, BLOCK):
-        U = unit(rows(u, token + begin, count - begin, head, H, d, D, BLOCK, True), True)[0] * scale
+        U = rows(u, token + begin, count - begin, head, H, d, D, BLOCK, True)
+        if UNIT:
+            U = unit(U, True)[0] * scale
         total = dot(U, tl.trans(U), WALK, total)
     store_matrix(out, total, span * H + head, d, D, d, D)
 
@@ -255,22 +259,16 @@ def running_sum(x, initial, total, first, H, SIZE, REVERSE: tl.constexpr, BLOCK:
 
 
 @triton.jit
-def invert(x, spans, scratch, H, D, BD: tl.constexpr, SKIP: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constexpr):
-    """The inverse of every symmetric positive definite x [*, H, D, D], in place, by sweeping 16 rows at a time.
+def inverse(M, aside, D, BD: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constexpr):
+    """The inverse of M [BD, BD], of which D x D are symmetric positive definite, by sweeping 16 rows at a time.
 
     Sweeping rows b with M_bb = L L^T and V = L^-1 M_b., its block b replaced by L^-1:
     M <- M - V^T V, but +V^T V where exactly one index is in b, and -V^T V where both are. After all rows, M is -M^-1.
-    SKIP: x belongs to spans [*, 5], and the first of a sequence is left alone.
+    `aside`: 16 (BD + 16) floats of memory.
     """
-    entry, head = tl.program_id(0) // H, tl.program_id(0) % H
-    if SKIP:
-        if tl.load(spans + entry * 5 + 3) == 0:
-            return
     d = tl.arange(0, BD)
     i = tl.arange(0, STEP)
-    M = symmetric(matrix(x, entry * H + head, d, D, d, D))
     M += tl.where((d[:, None] == d[None, :]) & (d[:, None] >= D), 1.0, 0.0)
-    aside = scratch + tl.program_id(0).to(tl.int64) * (STEP * (BD + STEP))
     factors = aside + STEP * BD
     for b in range(0, BD, STEP):
         inside = (d >= b) & (d < b + STEP)
@@ -283,7 +281,70 @@ def invert(x, spans, scratch, H, D, BD: tl.constexpr, SKIP: tl.constexpr, WALK: 
         V = tl.where(inside[:, None], own, dot(R, tl.trans(J), WALK))
         change = dot(V, tl.trans(V), WALK)
         M = tl.where(inside[:, None] != inside[None, :], change, tl.where(inside[:, None], 0.0, M) - change)
-    store_matrix(x, -M, entry * H + head, d, D, d, D)
+    return tl.where((d[:, None] < D) & (d[None, :] < D), -M, 0.0)
+
+
+@triton.jit
+def invert(x, spans, scratch, H, D, BD: tl.constexpr, SKIP: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constexpr):
+    """The inverse of every symmetric positive definite x [*, H, D, D], in place.
+
+    SKIP: x belongs to spans [*, 5], and the first of a sequence is left alone.
+    """
+    entry, head = tl.program_id(0) // H, tl.program_id(0) % H
+    if SKIP:
+        if tl.load(spans + entry * 5 + 3) == 0:
+            return
+    d = tl.arange(0, BD)
+    M = symmetric(matrix(x, entry * H + head, d, D, d, D))
+    aside = scratch + tl.program_id(0).to(tl.int64) * (STEP * (BD + STEP))
+    store_matrix(x, inverse(M, aside, D, BD, WALK, WARPS), entry * H + head, d, D, d, D)
+
+
+@triton.jit
+def element_walk(
+    u, t, spans, scratch, C, F, V, H, D, scale, period, eta,
+    BD: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constexpr,
+):  # fmt: skip
+    """What a span does to A, whatever A is: A <- C + F (A^-1 + J)^-1 F^T, J the sum of v v^T over V [tokens, H, D].
+
+    C walks as A does, from 0. With L, Z and Y = L^-1 U of its steps, F <- (I - Z^T Y) F from I, and Y F are the rows v.
+    """
+    span, head, token, count, sequence, position, _ = span_of(spans, H)
+    d = tl.arange(0, BD)
+    eye = (d[:, None] == d[None, :]) & (d[:, None] < D)
+    X = tl.zeros([BD, BD], tl.float32)
+    E = tl.where(eye, 1.0, 0.0)  # F^T
+    left = first_refresh(t, sequence, period)
+    aside = scratch + tl.program_id(0) * 256
+    for begin in range(0, count, STEP):
+        here, more = token + begin, count - begin
+        U = unit(rows(u, here, more, head, H, d, D, STEP, True), True)[0] * scale
+        before, until, total = beat(position + begin, more, left, period, eta)
+        W, J, Z = factor(U, X, before, aside, True, WALK, WARPS)
+        v = dot(E, dot(U, tl.trans(J), WALK), WALK)
+        store_rows(V, v, here, more, head, H, d, D, STEP, True)
+        E = dot(-v, tl.trans(Z), WALK, E)
+        X = updated(X, Z, total, eye, True, WALK)
+    store_matrix(C, symmetric(X), span * H + head, d, D, d, D)
+    store_matrix(F, tl.trans(E), span * H + head, d, D, d, D)
+
+
+@triton.jit
+def compose(initial, C, F, J, starts, first, scratch, H, D, BD: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constexpr):
+    """A before every span, starts [spans, H, D, D], from what each span does (`element_walk`), in their order."""
+    sequence, head = tl.program_id(0) // H, tl.program_id(0) % H
+    d = tl.arange(0, BD)
+    aside = scratch + tl.program_id(0).to(tl.int64) * (STEP * (BD + STEP))
+    A = symmetric(matrix(initial, sequence * H + head, d, D, d, D))
+    end = tl.load(first + sequence + 1)
+    for span in range(tl.load(first + sequence), end):
+        at = span * H + head
+        store_matrix(starts, A, at, d, D, d, D)
+        if span + 1 < end:
+            M = inverse(A, aside, D, BD, WALK, WARPS) + matrix(J, at, d, D, d, D)
+            X = inverse(symmetric(M), aside, D, BD, WALK, WARPS)
+            L = matrix(F, at, d, D, d, D)
+            A = symmetric(dot(dot(L, X, WALK), tl.trans(L), WALK) + matrix(C, at, d, D, d, D))
 
 
 @triton.jit

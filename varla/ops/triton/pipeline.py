@@ -18,6 +18,7 @@ from varla.ops.triton import memory, penalty
 from varla.ops.triton.plan import Plan
 
 HUGE = 2**31 - 1
+FEW = 48  # heads, over all sequences: with more than that, walking each from its beginning is as fast as any other way
 
 
 def interpreted() -> bool:
@@ -187,8 +188,15 @@ class Pipeline:
 
     @property
     def _serial(self) -> bool:
-        """Whether A must be walked through a sequence from its beginning: with refresh; or there is but one span."""
-        return self.settings.beat is not None or self.plan.one_span or not self.settings.update_penalty
+        """Whether A is walked through each sequence from its beginning, or through all spans at once.
+
+        At once takes their starts first: without refresh, sums and inverses; with it, a second walk, which pays only
+        where there are too few heads to fill the GPU.
+        """
+        if self.plan.one_span or not self.settings.update_penalty:
+            return True
+        few = len(self.plan.whole) * self.shape.H <= FEW and len(self.plan.spans) >= 4 * len(self.plan.whole)
+        return self.settings.beat is not None and not few
 
     @property
     def _beat(self) -> tuple[int, float]:
@@ -199,7 +207,7 @@ class Pipeline:
         """Fill kept.a, kept.gain and kept.A; returns A after the last token."""
         s, plan, final = self.shape, self.plan, torch.empty_like(state.A)
         if not self._serial:
-            self._starts(x.u, state.A, kept.A)
+            (self._starts if self.settings.beat is None else self._starts_refreshed)(x.u, state, kept.A)
         spans, start = (plan.whole, state.A) if self._serial else (plan.spans, kept.A)
         penalty.forward_walk[(len(spans) * s.H,)](
             x.k, x.u, start, state.t, spans, kept.A, final, kept.a, kept.gain, plan.span_first,
@@ -209,19 +217,39 @@ class Pipeline:
         )  # fmt: skip
         return final
 
-    def _starts(self, u: Tensor, A: Tensor, out: Tensor) -> None:
+    def _starts(self, u: Tensor, state: State, out: Tensor) -> None:
         """A before every span, without refresh: the inverse of a prefix sum of u u^T."""
-        s, plan = self.shape, self.plan
-        size = s.D * s.D
-        penalty.penalty_sum[(len(plan.spans) * s.H,)](
-            u, plan.spans, out, s.H, s.D, self.settings.penalty_scale,
-            BD=s.BD, BLOCK=32, WALK=self.precision.walk, num_warps=s.warps,
-        )  # fmt: skip
+        plan, A = self.plan, state.A
+        self._square_sum(u, out, unit=True)
         M, total = A.clone(), torch.empty_like(A)
         self._invert(M, skip=False)
-        self._running_sum(out, M, total, plan.span_first, size, reverse=False)
+        self._running_sum(out, M, total, plan.span_first, self.shape.D**2, reverse=False)
         self._invert(out, skip=True)
         out[plan.span_first[:-1].long()] = (A + A.mT) / 2
+
+    def _starts_refreshed(self, u: Tensor, state: State, out: Tensor) -> None:
+        """A before every span, with refresh: what each span does to any A, for all at once; then those, in order."""
+        s, plan = self.shape, self.plan
+        C, F, J = (torch.empty_like(out) for _ in range(3))
+        V = torch.empty_like(u, dtype=torch.float32)
+        penalty.element_walk[(len(plan.spans) * s.H,)](
+            u, state.t, plan.spans, self._scratch(len(plan.spans), out), C, F, V,
+            s.H, s.D, self.settings.penalty_scale, *self._beat,
+            BD=s.BD, WALK=self.precision.walk, WARPS=2 * s.warps, num_warps=2 * s.warps,
+        )  # fmt: skip
+        self._square_sum(V, J, unit=False)
+        programs = len(plan.whole) * s.H
+        penalty.compose[(programs,)](
+            state.A, C, F, J, out, plan.span_first, out.new_empty(programs, 16, s.BD + 16), s.H, s.D,
+            BD=s.BD, WALK="tf32x3", WARPS=s.warps, num_warps=s.warps,
+        )  # fmt: skip
+
+    def _square_sum(self, u: Tensor, out: Tensor, unit: bool) -> None:
+        s, plan = self.shape, self.plan
+        penalty.square_sum[(len(plan.spans) * s.H,)](
+            u, plan.spans, out, s.H, s.D, self.settings.penalty_scale,
+            BD=s.BD, BLOCK=32, UNIT=unit, WALK=self.precision.walk, num_warps=s.warps,
+        )  # fmt: skip
 
     def _invert(self, x: Tensor, skip: bool) -> None:
         s = self.shape
