@@ -1,1 +1,1 @@
-"""Measurements: one module a command, results as JSON under results/."""
+"""Measurements: one module or package a command, results as JSON under results/."""
