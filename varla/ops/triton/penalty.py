@@ -121,14 +121,14 @@ def updated(A, Z, total, eye, REFRESH: tl.constexpr, WALK: tl.constexpr):
 def forward_walk(
     k, u, start, t, spans, kept, final, a, gain, kept_first, scratch,
     H, D, scale, period, eta, kept_every,
-    BD: tl.constexpr, KEEP: tl.constexpr, UPDATE: tl.constexpr, REFRESH: tl.constexpr, GAIN: tl.constexpr,
+    BD: tl.constexpr, UPDATE: tl.constexpr, REFRESH: tl.constexpr, GAIN: tl.constexpr,
     ELU: tl.constexpr, UNIT: tl.constexpr, DOT: tl.constexpr, PAST: tl.constexpr, WALK: tl.constexpr,
     WARPS: tl.constexpr,
 ):  # fmt: skip
     """Write directions a [tokens, H, D] and the number P was multiplied by, gain [tokens, H].
 
-    spans [*, 5]: (token, count, sequence, position, last). start [spans, H, D, D]: A before each. KEEP: the spans are
-    whole sequences, and A is kept [*, H, D, D] every `kept_every` tokens of them. final [sequences, H, D, D].
+    spans [*, 5]: (token, count, sequence, position, last). start [spans, H, D, D]: A before each. Where the spans are
+    whole sequences, A is kept [*, H, D, D] every `kept_every` tokens of them; else that is 0. final [sequences, H, D, D].
     """
     span, head, token, count, sequence, position, last = span_of(spans, H)
     d = tl.arange(0, BD)
@@ -139,7 +139,7 @@ def forward_walk(
     aside = scratch + tl.program_id(0) * 256
     for begin in range(0, count, STEP):
         here, more = token + begin, count - begin
-        if KEEP:
+        if kept_every > 0:
             if begin % kept_every == 0:
                 A = symmetric(A)
                 store_matrix(kept, A, (tl.load(kept_first + sequence) + begin // kept_every) * H + head, d, D, d, D)
@@ -355,6 +355,7 @@ def outer_sum(
 ):  # fmt: skip
     """-sym(G^T a) of each span: out [spans, H, D, D]. FIXED: sym(G^T K), G being dP."""
     span, head, token, count, _, _, _ = span_of(spans, H)
+    LEFT: tl.constexpr = "left" if DOT == "bf16" else DOT
     d = tl.arange(0, BD)
     total = tl.zeros([BD, BD], tl.float32)
     for begin in range(0, count, BLOCK):
@@ -363,7 +364,7 @@ def outer_sum(
             X = normalized(features(k, here, more, head, H, d, D, BLOCK, ELU), UNIT)[0]
         else:
             X = -rows(a, here, more, head, H, d, D, BLOCK)
-        total = dot(tl.trans(rows(G, here, more, head, H, d, D, BLOCK)), X, DOT, total)
+        total = dot(tl.trans(rows(G, here, more, head, H, d, D, BLOCK)), X, LEFT, total)
     store_matrix(out, symmetric(total), span * H + head, d, D, d, D)
 
 
@@ -373,7 +374,10 @@ def direction_backward(u, a, G, dM, du, spans, H, D, scale, BD: tl.constexpr, BL
 
     A^-1 only ever gains u u^T, so its gradient is a running sum of -sym(g_t a_t^T) from the right, and
     dU = 2 U dM - triu(U a^T) G - triu(U G^T) a, dM being that after the block: linear attention, reversed.
+    a is exact in bfloat16; G and dM are not, and keep 16 bits.
     """
+    LEFT: tl.constexpr = "left" if DOT == "bf16" else DOT
+    RIGHT: tl.constexpr = "right" if DOT == "bf16" else DOT
     span, head, token, count, _, _, _ = span_of(spans, H)
     d = tl.arange(0, BD)
     later = tl.arange(0, BLOCK)[:, None] <= tl.arange(0, BLOCK)[None, :]
@@ -384,14 +388,13 @@ def direction_backward(u, a, G, dM, du, spans, H, D, scale, BD: tl.constexpr, BL
         here, more = token + begin, count - begin
         y, inverse = unit(rows(u, here, more, head, H, d, D, BLOCK))
         P = operand(rows(a, here, more, head, H, d, D, BLOCK), DOT)
-        X = operand(-rows(G, here, more, head, H, d, D, BLOCK), DOT)
-        Y = operand(y, DOT)
-        dU = dot(Y, M, DOT)  # half of it
-        dU = dot(tl.where(later, dot(Y, tl.trans(P), DOT), 0.0), X * 0.5, DOT, dU)
-        dU = dot(tl.where(later, dot(Y, tl.trans(X), DOT), 0.0), P * 0.5, DOT, dU)
+        X = rows(G, here, more, head, H, d, D, BLOCK) * -0.5
+        dU = dot(y, M, RIGHT)  # half of it
+        dU = dot(tl.where(later, dot(y, tl.trans(P), DOT), 0.0), X, RIGHT, dU)
+        dU = dot(tl.where(later, dot(y, tl.trans(X), RIGHT), 0.0), P, DOT, dU)
         store_rows(du, unit_backward(dU * (2 * scale * scale), y, inverse), here, more, head, H, d, D, BLOCK)
-        M = dot(tl.trans(X), P * 0.5, DOT, M)
-        M = dot(tl.trans(P), X * 0.5, DOT, M)
+        M = dot(tl.trans(X), P, LEFT, M)
+        M = dot(tl.trans(P), X, RIGHT, M)
 
 
 @triton.jit
@@ -401,6 +404,7 @@ def gradient_scan(Zs, Ys, PP, PK, final, initial, V, whole, H, D, BD: tl.constex
     Lam is the gradient of A after a step, Lam <- Pi^T Lam Pi + sym(Phi(dP)^T Phi(K)) with Pi = I - Z^T Y (docs/math.md,
     section 5). `final` and `initial` [sequences, H, D, D].
     """
+    LEFT: tl.constexpr = "left" if DOT == "bf16" else DOT
     sequence, head, token, count, _, _, _ = span_of(whole, H)
     d = tl.arange(0, BD)
     Lam = symmetric(matrix(final, sequence * H + head, d, D, d, D))
@@ -412,7 +416,7 @@ def gradient_scan(Zs, Ys, PP, PK, final, initial, V, whole, H, D, BD: tl.constex
         Y = rows(Ys, here, more, head, H, d, D, STEP, True)
         P = rows(PP, here, more, head, H, d, D, STEP, True) * 0.5
         K = rows(PK, here, more, head, H, d, D, STEP, True)
-        X = dot(Lam, Z, DOT)
+        X = dot(Lam, Z, LEFT)
         store_rows(V, X, here, more, head, H, d, D, STEP, True)
         X -= 0.5 * dot(Y, dot(tl.trans(Z), X, DOT), DOT)
         Lam = dot(P, tl.trans(K), DOT, Lam)

@@ -1,8 +1,8 @@
 """What the kernels share: tokens in and out, feature map, normalisation, and the two small triangular factorisations.
 
-Tiles are float32 in registers. `DOT` says what the operands of a product are rounded to: "bf16", "tf32", "bf16x3" (each
-operand split in two, 16 bits), or "tf32x3" (likewise, float32 accuracy). A tile of tokens is [N, D], or [D, N] with
-`T` (transposed): reductions over D then run over axis 0.
+Tiles are float32 in registers. `DOT` says what the operands of a product are rounded to: "bf16"; "left" or
+"right" (bf16, but that operand split in two: 16 bits); "bf16x3" (both split); "tf32"; or "tf32x3" (split, float32
+accuracy). A tile of tokens is [N, D], or [D, N] with `T` (transposed): reductions over D then run over axis 0.
 """
 
 import triton
@@ -21,6 +21,12 @@ def dot(x, y, DOT: tl.constexpr, acc=None):
     """x @ y (+ acc) in float32, the operands rounded as DOT says."""
     if DOT == "bf16":
         return tl.dot(x.to(tl.bfloat16), y.to(tl.bfloat16), acc)
+    elif DOT == "left":
+        high_x, low_x = halves(x)
+        return tl.dot(high_x, y.to(tl.bfloat16), tl.dot(low_x, y.to(tl.bfloat16), acc))
+    elif DOT == "right":
+        high_y, low_y = halves(y)
+        return tl.dot(x.to(tl.bfloat16), high_y, tl.dot(x.to(tl.bfloat16), low_y, acc))
     elif DOT == "bf16x3":
         high_x, low_x = halves(x)
         high_y, low_y = halves(y)

@@ -52,7 +52,7 @@ class Shape:
 
         BD = tile(D)
         BV = tile(min(DV, 64 if half or D <= 64 else 32))
-        block = 16 if BD == 128 else 64 if half else 32
+        block = 32 if BD == 128 or not half else 64
         return cls(
             H, D, DV, BD, BV,
             wide=tile(min(DV, 128 if half else 32)),
@@ -70,7 +70,6 @@ class Precision:
 
     buffer: torch.dtype
     dot: str  # the S part
-    sums: str  # the gradient of A^-1
     times: str  # A_t x_t
     walk: str  # A's own recurrence: its errors add up over a sequence
 
@@ -78,10 +77,10 @@ class Precision:
     def of(cls, dtype: torch.dtype, interpreted: bool) -> "Precision":
         """For inputs of the given type. Triton's interpreter knows no bfloat16 products."""
         if dtype == torch.bfloat16 and not interpreted:
-            return cls(dtype, "bf16", "tf32", "bf16x3", "bf16x3")
+            return cls(dtype, "bf16", "bf16x3", "bf16x3")
         if dtype == torch.float16 and not interpreted:
-            return cls(torch.float32, "tf32", "tf32", "tf32x3", "tf32x3")
-        return cls(torch.float32, "tf32x3", "tf32x3", "tf32x3", "tf32x3")
+            return cls(torch.float32, "tf32", "tf32x3", "tf32x3")
+        return cls(torch.float32, "tf32x3", "tf32x3", "tf32x3")
 
 
 class Inputs(NamedTuple):
@@ -138,9 +137,9 @@ class Pipeline:
         return o, S, A, z
 
     def backward(
-        self, x: Inputs, state: State, kept: Kept, o: Tensor, A: Tensor, do: Tensor, dS: Tensor, dA: Tensor, dz: Tensor
+        self, x: Inputs, state: State, kept: Kept, A: Tensor, do: Tensor, dS: Tensor, dA: Tensor, dz: Tensor
     ) -> tuple[Inputs, tuple[Tensor, Tensor, Tensor]]:
-        """Gradients of the inputs, and of the initial S, A and z. `o` and `A` are what the forward returned."""
+        """Gradients of the inputs, and of the initial S, A and z. `A` is what the forward returned."""
         s, plan = self.shape, self.plan
         per_chunk = len(plan.chunks) * s.H
         tk, E, z0 = self._prepare(x, kept, solved=True)
@@ -148,7 +147,7 @@ class Pipeline:
         del tk
         dD, dzs, dq = torch.empty_like(kept.denominator), torch.empty_like(z0), torch.empty_like(x.q)
         memory.unread[(per_chunk,)](
-            x.q, x.k, kept.a, E, S0, z0, o, do, kept.denominator, dD, dzs, dq,
+            x.q, x.k, kept.a, E, S0, z0, do, kept.denominator, dD, dzs, dq,
             plan.chunks, s.H, s.D, s.DV, self.settings.eps,
             **self._tiles(s.BV), **self._how("ELU", "NORMALIZE"), DOT=self.precision.dot,
             num_warps=s.warps, num_stages=s.stages, maxnreg=s.registers,
@@ -212,8 +211,8 @@ class Pipeline:
         penalty.forward_walk[(len(spans) * s.H,)](
             x.k, x.u, start, state.t, spans, kept.A, final, kept.a, kept.gain, plan.span_first,
             self._scratch(len(spans), state.A),
-            s.H, s.D, self.settings.penalty_scale, *self._beat, plan.span,
-            BD=s.BD, KEEP=self._serial, **self._how("UPDATE", "REFRESH", "GAIN", "ELU", "UNIT"), **self._walk(),
+            s.H, s.D, self.settings.penalty_scale, *self._beat, plan.span if self._serial else 0,
+            BD=s.BD, **self._how("UPDATE", "REFRESH", "GAIN", "ELU", "UNIT"), **self._walk(),
         )  # fmt: skip
         return final
 
@@ -292,7 +291,7 @@ class Pipeline:
         fixed = not self.settings.update_penalty
         penalty.outer_sum[programs](
             dP if fixed else G, kept.a, x.k, plan.spans, sums, s.H, s.D,
-            BD=s.BD, BLOCK=s.block, FIXED=fixed, **self._how("ELU", "UNIT"), DOT=self.precision.sums, num_warps=s.warps,
+            BD=s.BD, BLOCK=s.block, FIXED=fixed, **self._how("ELU", "UNIT"), DOT=self.precision.dot, num_warps=s.warps,
         )  # fmt: skip
         if fixed:
             self._running_sum(sums, dA, total, plan.span_first, s.D * s.D, reverse=True)
@@ -302,7 +301,7 @@ class Pipeline:
         du = torch.empty_like(x.u)
         penalty.direction_backward[programs](
             x.u, kept.a, G, sums, du, plan.spans, s.H, s.D, self.settings.penalty_scale,
-            BD=s.BD, BLOCK=s.block, DOT=self.precision.sums, num_warps=s.warps, num_stages=s.stages,
+            BD=s.BD, BLOCK=s.block, DOT=self.precision.dot, num_warps=s.warps, num_stages=s.stages,
         )  # fmt: skip
         M = state.A.clone()
         self._invert(M, skip=False)
