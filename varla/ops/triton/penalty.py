@@ -128,7 +128,8 @@ def forward_walk(
     """Write directions a [tokens, H, D] and the number P was multiplied by, gain [tokens, H].
 
     spans [*, 5]: (token, count, sequence, position, last). start [spans, H, D, D]: A before each. Where the spans are
-    whole sequences, A is kept [*, H, D, D] every `kept_every` tokens of them; else that is 0. final [sequences, H, D, D].
+    whole sequences, A is kept [*, H, D, D] every `kept_every` tokens of them; else that is 0. `final` is one for each
+    sequence.
     """
     span, head, token, count, sequence, position, last = span_of(spans, H)
     d = tl.arange(0, BD)
