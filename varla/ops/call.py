@@ -122,17 +122,16 @@ def choose(
 def choose_step(
     mechanism: Mechanism[StateT], backend: str, sizes: Mapping[str, int], inputs: Sequence[Tensor], state: StateT
 ) -> str:
-    """The form to run one token in: "reference" or "triton"; "auto" takes the kernel on CUDA where it can."""
+    """The form to run one token in: "reference" or "triton". "auto" is the loop: the kernel has not met a GPU yet."""
     check_choice("backend", backend, ("auto", "reference", *(("triton",) if mechanism.kernels else ())))
-    like = inputs[0]
-    if backend == "reference" or (backend == "auto" and not (like.is_cuda and mechanism.kernels)):
+    if backend != "triton":
         return "reference"
-    reason = cannot_launch(sizes, like, "reference")
+    reason = cannot_launch(sizes, inputs[0], "reference")
     if reason is None and _differentiated((*inputs, *state.tensors().values())):
         reason = "the decode kernel has no derivatives; use backend='reference', or torch.no_grad()"
-    if reason is not None and backend == "triton":
+    if reason is not None:
         raise RuntimeError(f"backend={backend!r} cannot run here: {reason}")
-    return "triton" if reason is None else "reference"
+    return "triton"
 
 
 def default_chunk_size(D: int) -> int:

@@ -121,7 +121,7 @@ def vla_step(
             made, and on CUDA the call can be captured in a CUDA graph. Its tensors must be contiguous, and nothing may
             require grad (outside torch.no_grad()).
         backend: "reference" (the loop, with derivatives), "triton" (one kernel for all rows and heads, without), or
-            "auto": the kernel on CUDA where no derivatives are wanted and it takes the shape, else the loop.
+            "auto": the loop, until the kernel has been tried on a GPU.
     """
     (q, k, v, u), sizes = check_inputs({"q": (q, "B H D"), "k": (k, "B H D"), "v": (v, "B H Dv"), "u": (u, "B H D")})
     settings = VLASettings(
