@@ -2,10 +2,11 @@
 
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,21 @@ def _no_triton() -> str | None:
 def triton_interpreted() -> bool:
     """Whether Triton is told to run kernels in its interpreter, on the CPU."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes")
+
+
+def cannot_launch(sizes: Mapping[str, int], like: Tensor, instead: str) -> str | None:
+    """Why the kernels cannot take inputs like this one here, and which backend to use `instead`; None if they can."""
+    missing = _no_triton()
+    if missing is not None:
+        return missing
+    if not like.is_cuda and not triton_interpreted():
+        return f"the inputs are on {like.device}, and the kernels run on CUDA GPUs"
+    if like.dtype == torch.float64:
+        return f"the kernels compute in float32; use backend={instead!r} for float64 inputs"
+    for name, most in (("D", 128), ("Dv", 256)):
+        if not 1 <= sizes[name] <= most:
+            return f"the kernels take {name} from 1 to {most}, got {sizes[name]}; use backend={instead!r}"
+    return None
 
 
 _FORMS: dict[str, tuple[str, Callable[[], str | None]]] = {

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from varla.ops.arguments import check_choice, check_count, check_flag
-from varla.ops.backends import backends, triton_interpreted
-from varla.ops.checks import check_state
+from varla.ops.backends import backends, cannot_launch
+from varla.ops.checks import check_inplace, check_state
 from varla.ops.chunk import chunk, encode
 from varla.ops.packing import check_packing, sequence_bounds
 from varla.ops.settings import Settings
@@ -70,13 +70,33 @@ def run_step(
     sizes: Mapping[str, int],
     settings: Settings,
     state: StateT | None,
+    *,
+    backend: str = "reference",
+    inplace: bool = False,
 ) -> tuple[Tensor, StateT]:
-    """One token [B, H, *] through the reference loop: (outputs [B, H, Dv], state)."""
+    """One token [B, H, *] through the reference loop or the decode kernel: (outputs [B, H, Dv], state).
+
+    With `inplace`, that state is the one handed in, updated.
+    """
+    check_flag("inplace", inplace)
     device, dtype = inputs[0].device, inputs[0].dtype
-    state = begin(mechanism, "state", state, sizes, settings, device, dtype)
+    before = begin(mechanism, "state", state, sizes, settings, device, dtype)
+    if inplace:
+        check_inplace("state", before)
+    if choose_step(mechanism, backend, sizes, inputs, before) == "triton":
+        from varla.ops.triton.decode import decode_
+
+        after = before
+        if state is not None and not inplace:
+            after = before.of(x.clone(memory_format=torch.contiguous_format) for x in before.tensors().values())
+        return decode_(*inputs, *after.tensors().values(), encode(settings)), after
     with torch.autocast(device.type, enabled=False):
-        o, state = mechanism.loops["reference"](*(x[:, None] for x in inputs), state, settings)
-    return o[:, 0], state
+        o, after = mechanism.loops["reference"](*(x[:, None] for x in inputs), before, settings)
+    if inplace:
+        for old, new in zip(before.tensors().values(), after.tensors().values(), strict=True):
+            old.copy_(new)
+        after = before
+    return o[:, 0], after
 
 
 def choose(
@@ -87,30 +107,31 @@ def choose(
     check_choice("backend", backend, ("auto", *allowed))
     check_count("chunk_size", chunk_size, none_means="chosen by shape")
     if backend == "auto":
-        fits = like.is_cuda and mechanism.kernels and chunk_size is None and _outside_kernels(sizes, like) is None
-        if fits and backends()["triton"].available:
+        if like.is_cuda and mechanism.kernels and chunk_size is None and cannot_launch(sizes, like, "chunk") is None:
             return "triton"
         backend = "reference" if chunk_size is None and sizes["T"] < SHORT else "chunk"
     elif backend != "chunk" and chunk_size is not None:
         why = "has chunks of 64 tokens" if backend == "triton" else "has no chunks"
         raise ValueError(f"chunk_size is for backend='chunk' (or 'auto'); backend={backend!r} {why}")
-    found = backends()[backend]
-    reason = found.reason or (_outside_kernels(sizes, like) if backend == "triton" else None)
+    reason = cannot_launch(sizes, like, "chunk") if backend == "triton" else backends()[backend].reason
     if reason is not None:
         raise RuntimeError(f"backend={backend!r} cannot run here: {reason}")
     return backend
 
 
-def _outside_kernels(sizes: Mapping[str, int], like: Tensor) -> str | None:
-    """Why the kernels cannot take inputs like this one; None if they can."""
-    if not like.is_cuda and not triton_interpreted():
-        return f"the inputs are on {like.device}, and the kernels run on CUDA GPUs"
-    if like.dtype == torch.float64:
-        return "the kernels compute in float32; use backend='chunk' for float64 inputs"
-    for name, most in (("D", 128), ("Dv", 256)):
-        if not 1 <= sizes[name] <= most:
-            return f"the kernels take {name} from 1 to {most}, got {sizes[name]}; use backend='chunk'"
-    return None
+def choose_step(
+    mechanism: Mechanism[StateT], backend: str, sizes: Mapping[str, int], inputs: Sequence[Tensor], state: StateT
+) -> str:
+    """The form to run one token in: "reference" or "triton". "auto" is the loop: the kernel has not met a GPU yet."""
+    check_choice("backend", backend, ("auto", "reference", *(("triton",) if mechanism.kernels else ())))
+    if backend != "triton":
+        return "reference"
+    reason = cannot_launch(sizes, inputs[0], "reference")
+    if reason is None and _differentiated((*inputs, *state.tensors().values())):
+        reason = "the decode kernel has no derivatives; use backend='reference', or torch.no_grad()"
+    if reason is not None:
+        raise RuntimeError(f"backend={backend!r} cannot run here: {reason}")
+    return "triton"
 
 
 def default_chunk_size(D: int) -> int:
@@ -134,6 +155,13 @@ def begin(
         return mechanism.initial(sizes, settings, state_dtype(dtype), device)
     check_state(name, state, mechanism.state, sizes, device, dtype)
     return state
+
+
+def _differentiated(tensors: Sequence[Tensor]) -> bool:
+    """Whether derivatives of what is computed from these are wanted, in reverse or forward mode."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return True
+    return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)  # type: ignore[no-untyped-call]
 
 
 def _run_operator(

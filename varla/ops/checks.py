@@ -82,6 +82,22 @@ def check_state(
             raise TypeError(f"{label} must be {expected}, got {dtype_of(x)}")
 
 
+def check_inplace(name: str, state: State) -> None:
+    """Check that a state, otherwise sound, can be written into: no holes, no overlaps, nothing for autograd to miss."""
+    named = {f"{name}.{field}": x for field, x in state.tensors().items()}
+    check_untracked("an update in place keeps nothing for a backward", named)
+    for label, x in named.items():
+        if not x.is_contiguous():
+            raise ValueError(f"{label} must be contiguous to be updated in place, got strides {list(x.stride())}")
+
+
+def check_untracked(why: str, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that autograd would have to follow."""
+    for name, x in tensors.items():
+        if torch.is_grad_enabled() and x.requires_grad:
+            raise ValueError(f"{why}, and {name} requires grad; call it under torch.no_grad(), or detach {name}")
+
+
 def _promoted(tensors: list[Tensor]) -> list[Tensor]:
     dtype = tensors[0].dtype
     for x in tensors[1:]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from varla.ops import reference, scan
 from varla.ops.call import Mechanism, run, run_step
-from varla.ops.checks import check_inputs
+from varla.ops.checks import check_inputs, check_untracked
 from varla.ops.settings import VLASettings
 from varla.ops.state import VLAState
 
@@ -109,11 +109,19 @@ def vla_step(
     normalizer: bool = True,
     normalize_key: bool = True,
     update_penalty: bool = True,
+    inplace: bool = False,
+    backend: str = "auto",
 ) -> tuple[Tensor, VLAState]:
-    """One token of `vla`, in constant memory. The arguments mean what they mean there.
+    """One token of `vla`, in constant memory. The arguments mean what they mean there, but for these two.
 
-    q, k, u [B, H, D], v [B, H, Dv]; `state` None begins a sequence. Returns (o [B, H, Dv], state). The state handed
-    in is not changed.
+    q, k, u [B, H, D], v [B, H, Dv]; `state` None begins a sequence. Returns (o [B, H, Dv], state).
+
+    Args:
+        inplace: False leaves the state handed in as it was. True updates it, and returns it: no second copy of it is
+            made, and on CUDA the call can be captured in a CUDA graph. Its tensors must be contiguous, and nothing may
+            require grad (outside torch.no_grad()).
+        backend: "reference" (the loop, with derivatives), "triton" (one kernel for all rows and heads, without), or
+            "auto": the loop, until the kernel has been tried on a GPU.
     """
     (q, k, v, u), sizes = check_inputs({"q": (q, "B H D"), "k": (k, "B H D"), "v": (v, "B H Dv"), "u": (u, "B H D")})
     settings = VLASettings(
@@ -128,7 +136,9 @@ def vla_step(
         normalize_key=normalize_key,
         update_penalty=update_penalty,
     )
-    return run_step(_VLA, (q, k, v, u), sizes, settings, state)
+    if inplace:
+        check_untracked("an update in place keeps nothing for a backward", {"q": q, "k": k, "v": v, "u": u})
+    return run_step(_VLA, (q, k, v, u), sizes, settings, state, backend=backend, inplace=inplace)
 
 
 def _initial(sizes: Mapping[str, int], settings: VLASettings, dtype: torch.dtype, device: torch.device) -> VLAState:

@@ -1,0 +1,39 @@
+"""Compiles the kernels that go token by token, as `compiling` does the others.
+
+Run as a program, in a process without TRITON_INTERPRET: python -m tests.ops.triton.compiling_tokens ARCH TYPE D DV
+REFRESH GAIN.
+"""
+
+import json
+import sys
+from typing import Any
+
+import torch
+import triton
+
+from tests.ops.triton.compiling import report
+from varla.ops.settings import VLASettings
+from varla.ops.state import VLAState
+from varla.ops.triton import decode, sequential
+
+
+def main(arch: int, dtype: torch.dtype, D: int, DV: int, refresh: int | None, gain: str) -> None:
+    def launch(self: Any, *values: Any, grid: Any, warmup: bool, **named: Any) -> None:
+        options = {name: named.pop(name) for name in ("num_warps", "num_stages", "maxnreg") if name in named}
+        found = report(self, {**dict(zip(self.arg_names, values, strict=False)), **named}, arch, options)
+        print(json.dumps(found), flush=True)
+
+    triton.runtime.jit.JITFunction.run = launch
+    for module in (decode, sequential):
+        module.cannot_launch = lambda *_, **__: None  # there is no GPU, and no matter
+    B, H, T = 2, 2, 100
+    settings = VLASettings(0.1, refresh, 1e-3, 1e-4, gain, "elu1", D**-0.5, True, True, True)
+    state = VLAState.zeros({"B": B, "H": H, "D": D, "Dv": DV}, torch.float32, torch.device("cpu"))
+    q, k, v, u = (torch.randn(B, T, H, d).to(dtype) for d in (D, D, DV, D))
+    decode.vla_decode_(*(x[:, 0] for x in (q, k, v, u)), state, settings)
+    sequential.vla_sequential(q, k, v, u, state, settings)
+
+
+if __name__ == "__main__":
+    arch, dtype, D, DV, refresh, gain = sys.argv[1:]
+    main(int(arch), getattr(torch, dtype), int(D), int(DV), int(refresh) or None, gain)

@@ -1,0 +1,34 @@
+"""The kernels that go token by token compile for the GPUs they are meant for, and keep to their registers."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+
+@pytest.mark.parametrize(
+    ("arch", "dtype", "D", "DV", "refresh", "gain"),
+    [
+        (80, "bfloat16", 128, 128, 20, "unit"),
+        (80, "float16", 5, 4, 20, "projection"),
+        (90, "bfloat16", 128, 128, 20, "unit"),
+        (90, "float32", 128, 256, 0, "raw"),
+        (90, "float32", 48, 80, 20, "unit"),
+    ],
+)
+def test_compiles_and_fits(arch: int, dtype: str, D: int, DV: int, refresh: int, gain: str) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    arguments = [str(x) for x in (arch, dtype, D, DV, refresh, gain)]
+    command = [sys.executable, "-m", "tests.ops.triton.compiling_tokens", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    decode, walk = (json.loads(line) for line in done.stdout.splitlines())
+    assert (decode["kernel"], walk["kernel"]) == ("decode_token", "walk_tokens")
+    assert decode["reg"] * decode["num_warps"] * 32 * 2 <= 65536, decode  # two programs to a multiprocessor
+    assert decode["stack"] <= 64, decode  # bytes a thread keeps outside its registers
+    assert walk["stack"] <= 128, walk
+    assert max(decode["shared"], walk["shared"]) <= 16384
