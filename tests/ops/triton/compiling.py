@@ -77,7 +77,7 @@ def main(arch: int, dtype: torch.dtype, D: int, refresh: int | None) -> None:
     state = State(torch.zeros(1, H, D, D), torch.eye(D).repeat(1, H, 1, 1), torch.zeros(1, H, D), torch.zeros(1).long())
     kept = _kept([y[None] for y in x], 1, False)
     o, S, A, z = pipeline.forward(x, state, kept)
-    pipeline.backward(x, state, kept, o, A, o, S, A, z)
+    pipeline.backward(x, state, kept, A, o, S, A, z)
 
 
 if __name__ == "__main__":

@@ -147,10 +147,14 @@ def read(
 
 @triton.jit
 def unread(
-    q, k, a, E, S0, z0, o, do, denominator, dD, dzsum, dq, chunks, H, D, DV, eps,
+    q, k, a, E, S0, z0, do, denominator, dD, dzsum, dq, chunks, H, D, DV, eps,
     BD: tl.constexpr, BV: tl.constexpr, ELU: tl.constexpr, NORMALIZE: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """dq; the gradient of the denominators, dD [tokens, H]; and the sum of dD q [chunks, H, D]."""
+    """dq; the gradient of the denominators, dD [tokens, H]; and the sum of dD q [chunks, H, D].
+
+    dN . N is q . dQ, since N = S q and dQ = S^T dN: taken so, dQ + dD z is orthogonal to q to the last bit, and the
+    outputs, rounded to the inputs' type, are not needed.
+    """
     chunk, head, token, count = place(chunks, H)
     at = chunk * H + head
     d = tl.arange(0, BD)
@@ -158,7 +162,6 @@ def unread(
     past = i[:, None] >= i[None, :]
     dQ = tl.zeros([CHUNK, BD], tl.float32)
     X = tl.zeros([CHUNK, CHUNK], tl.float32)
-    along = tl.zeros([CHUNK], tl.float32)
     if NORMALIZE:
         under = column(denominator, token, count, head, H, CHUNK)
         inverse = inverse_of(under, eps)
@@ -166,7 +169,6 @@ def unread(
         e = begin + tl.arange(0, BV)
         g = rows(do, token, count, head, H, e, DV, CHUNK)
         if NORMALIZE:
-            along += tl.sum(g * rows(o, token, count, head, H, e, DV, CHUNK), 1)
             g *= inverse[:, None]
         g = operand(g, DOT)
         X = dot(g, tl.trans(rows(E, token, count, head, H, e, DV, CHUNK)), DOT, X)
@@ -174,7 +176,7 @@ def unread(
     dQ = dot(tl.where(past, X, 0.0), rows(a, token, count, head, H, d, D, CHUNK), DOT, dQ)
     Q = features(q, token, count, head, H, d, D, CHUNK, ELU)
     if NORMALIZE:
-        slope = tl.where((under < eps) | (i >= count), 0.0, -along * inverse)
+        slope = tl.where((under < eps) | (i >= count), 0.0, -tl.sum(Q * dQ, 1) * inverse)
         store_column(dD, slope, token, count, head, H, CHUNK)
         tl.store(dzsum + at.to(tl.int64) * D + d, tl.sum(Q * slope[:, None], 0), d < D)
         F = features(k, token, count, head, H, d, D, CHUNK, ELU)

@@ -89,7 +89,6 @@ def vla_triton_backward(
     cu_seqlens: Tensor | None,
     settings: str,
     kept: Sequence[Tensor],
-    o: Tensor,
     A: Tensor,
     do: Tensor,
     dfinal: Sequence[Tensor],
@@ -103,7 +102,6 @@ def vla_triton_backward(
             _flat(inputs),
             State(S, A0, z, t),
             Kept(*kept),
-            o.flatten(0, 1),
             A,
             do.flatten(0, 1).contiguous(),
             *(x.contiguous() for x in dfinal),
@@ -119,7 +117,6 @@ def _(
     cu_seqlens: Tensor | None,
     settings: str,
     kept: Sequence[Tensor],
-    o: Tensor,
     A: Tensor,
     do: Tensor,
     dfinal: Sequence[Tensor],
@@ -138,14 +135,14 @@ def _on(x: Tensor) -> Iterator[None]:
 def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
     tensors, state, t, cu_seqlens, settings, _ = inputs
     ctx.settings = settings
-    o, _, A, _, *kept = output
-    ctx.save_for_backward(*tensors, *state, t, cu_seqlens, o, A, *kept)
+    _, _, A, _, *kept = output
+    ctx.save_for_backward(*tensors, *state, t, cu_seqlens, A, *kept)
 
 
 def _backward(ctx, grads):  # type: ignore[no-untyped-def]
-    q, k, v, u, S, A0, z, t, cu_seqlens, o, A, *kept = ctx.saved_tensors
+    q, k, v, u, S, A0, z, t, cu_seqlens, A, *kept = ctx.saved_tensors
     do, *dfinal = grads[:4]
-    result = vla_triton_backward([q, k, v, u], [S, A0, z], t, cu_seqlens, ctx.settings, kept, o, A, do, dfinal)
+    result = vla_triton_backward([q, k, v, u], [S, A0, z], t, cu_seqlens, ctx.settings, kept, A, do, dfinal)
     return result[:4], result[4:], None, None, None, None
 
 

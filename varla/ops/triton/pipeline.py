@@ -137,9 +137,9 @@ class Pipeline:
         return o, S, A, z
 
     def backward(
-        self, x: Inputs, state: State, kept: Kept, o: Tensor, A: Tensor, do: Tensor, dS: Tensor, dA: Tensor, dz: Tensor
+        self, x: Inputs, state: State, kept: Kept, A: Tensor, do: Tensor, dS: Tensor, dA: Tensor, dz: Tensor
     ) -> tuple[Inputs, tuple[Tensor, Tensor, Tensor]]:
-        """Gradients of the inputs, and of the initial S, A and z. `o` and `A` are what the forward returned."""
+        """Gradients of the inputs, and of the initial S, A and z. `A` is what the forward returned."""
         s, plan = self.shape, self.plan
         per_chunk = len(plan.chunks) * s.H
         tk, E, z0 = self._prepare(x, kept, solved=True)
@@ -147,7 +147,7 @@ class Pipeline:
         del tk
         dD, dzs, dq = torch.empty_like(kept.denominator), torch.empty_like(z0), torch.empty_like(x.q)
         memory.unread[(per_chunk,)](
-            x.q, x.k, kept.a, E, S0, z0, o, do, kept.denominator, dD, dzs, dq,
+            x.q, x.k, kept.a, E, S0, z0, do, kept.denominator, dD, dzs, dq,
             plan.chunks, s.H, s.D, s.DV, self.settings.eps,
             **self._tiles(s.BV), **self._how("ELU", "NORMALIZE"), DOT=self.precision.dot,
             num_warps=s.warps, num_stages=s.stages, maxnreg=s.registers,
