@@ -247,13 +247,11 @@ class _Trainer:
         return sums[0] / sums[2], sums[1], sums[2]
 
     def _blame(self, loss: Tensor, step: int) -> str:
-        """Which number went wrong first: the loss, or the gradients of these parameters."""
-        if not torch.isfinite(loss):
-            return f"diverged at step {step + 1}: the loss is {loss.item()}"
+        """What is not finite: the loss, and the gradients of which parameters."""
         bad = [name for name, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
-        return (
-            f"diverged at step {step + 1}: the gradient of {', '.join(bad[:3])} is not finite (loss {loss.item():.4g})"
-        )
+        more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+        wrong = f"the gradient of {', '.join(bad[:3])}{more} is not finite" if bad else "all gradients are finite"
+        return f"diverged at step {step + 1}: {wrong} (loss {loss.item():.4g})"
 
     def _save(self, step: int) -> None:
         if self.main:

@@ -61,13 +61,19 @@ def report(kernel: Any, arguments: dict[str, Any], arch: int, options: dict[str,
     return {"kernel": kernel.__name__, "shared": compiled.metadata.shared, **taken, **options}
 
 
-def main(arch: int, dtype: torch.dtype, D: int, refresh: int | None) -> None:
+def report_launches(arch: int) -> None:
+    """From now on a launch compiles its kernel for `arch`, and prints what it takes."""
+
     def launch(self: Any, *values: Any, grid: Any, warmup: bool, **named: Any) -> None:
         options = {name: named.pop(name) for name in ("num_warps", "num_stages", "maxnreg") if name in named}
         found = report(self, {**dict(zip(self.arg_names, values, strict=False)), **named}, arch, options)
         print(json.dumps(found), flush=True)
 
     triton.runtime.jit.JITFunction.run = launch
+
+
+def main(arch: int, dtype: torch.dtype, D: int, refresh: int | None) -> None:
+    report_launches(arch)
     H, T = 2, 600
     settings = VLASettings(0.1, refresh, 1e-3, 1e-4, "unit", "elu1", D**-0.5, True, True, True)
     x = Inputs(*(torch.randn(T, H, D).to(dtype) for _ in range(4)))

@@ -4,26 +4,18 @@ Run as a program, in a process without TRITON_INTERPRET: python -m tests.ops.tri
 REFRESH GAIN.
 """
 
-import json
 import sys
-from typing import Any
 
 import torch
-import triton
 
-from tests.ops.triton.compiling import report
+from tests.ops.triton.compiling import report_launches
 from varla.ops.settings import VLASettings
 from varla.ops.state import VLAState
 from varla.ops.triton import decode, sequential
 
 
 def main(arch: int, dtype: torch.dtype, D: int, DV: int, refresh: int | None, gain: str) -> None:
-    def launch(self: Any, *values: Any, grid: Any, warmup: bool, **named: Any) -> None:
-        options = {name: named.pop(name) for name in ("num_warps", "num_stages", "maxnreg") if name in named}
-        found = report(self, {**dict(zip(self.arg_names, values, strict=False)), **named}, arch, options)
-        print(json.dumps(found), flush=True)
-
-    triton.runtime.jit.JITFunction.run = launch
+    report_launches(arch)
     for module in (decode, sequential):
         module.cannot_launch = lambda *_, **__: None  # there is no GPU, and no matter
     B, H, T = 2, 2, 100

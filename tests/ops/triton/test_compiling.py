@@ -12,18 +12,18 @@ pytest.importorskip("triton")
 SHARED = {80: 166_912, 90: 232_448}  # bytes a block may have
 
 
+# Bytes a thread may keep outside its registers, and the kernels that keep more: each is a fault to mend, not a right.
 @pytest.mark.parametrize(
-    ("arch", "dtype", "D", "refresh", "spilled"),
+    ("arch", "dtype", "D", "refresh", "spilled", "known"),
     [
-        (80, "bfloat16", 64, 20, 800),
-        (80, "bfloat16", 128, 0, 2600),
-        (90, "bfloat16", 64, 0, 500),
-        (90, "bfloat16", 128, 20, 1000),
-        (90, "float32", 64, 20, 2000),
+        (80, "bfloat16", 64, 20, 800, {}),
+        (80, "bfloat16", 128, 0, 800, {"backward_walk": 1032, "direction_backward": 2504}),
+        (90, "bfloat16", 64, 0, 200, {"prepare": 280, "direction_backward": 472}),
+        (90, "bfloat16", 128, 20, 900, {"backward_walk": 976}),
+        (90, "float32", 64, 20, 1500, {"prepare": 1920, "finish": 1696}),
     ],
 )
-def test_compiles_and_fits(arch: int, dtype: str, D: int, refresh: int, spilled: int) -> None:
-    """`spilled`: bytes a thread may keep outside its registers. A bound on what there is, so that more is noticed."""
+def test_compiles_and_fits(arch: int, dtype: str, D: int, refresh: int, spilled: int, known: dict[str, int]) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.ops.triton.compiling", str(arch), dtype, str(D), str(refresh)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -36,4 +36,4 @@ def test_compiles_and_fits(arch: int, dtype: str, D: int, refresh: int, spilled:
     ) <= names
     for kernel in found:
         assert kernel["shared"] <= SHARED[arch], kernel
-        assert kernel["stack"] <= spilled, kernel
+        assert kernel["stack"] <= known.get(kernel["kernel"], spilled), kernel

@@ -8,22 +8,17 @@ import torch
 
 import varla
 from tests.ops.cases import randn, vla_inputs, vla_state, with_gradients
+from tests.ops.triton.cases import DEVICE, SETTINGS, of_type, relative
 from varla.ops.chunk import encode
 from varla.ops.settings import VLASettings
 
 pytest.importorskip("triton")
 importlib.import_module("varla.ops.triton")  # registers the operator
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NO_REFRESH: dict[str, Any] = {"refresh_every": None}
 
 
-def relative(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    got, wanted = got.double().cpu(), wanted.double().cpu()
-    return float((got - wanted).norm() / wanted.norm().clamp(min=1e-30))
-
-
-def compare(
+def assert_agrees(
     inputs: list[torch.Tensor],
     state: varla.VLAState | None,
     dtype: torch.dtype,
@@ -33,14 +28,8 @@ def compare(
 ) -> None:
     """Outputs, final state and all gradients of the kernels within `tolerance` (by norm) of the loop in float64."""
     rounded = [x.to(dtype) for x in inputs]
-    single = (
-        None if state is None else state.of(x.float() if x.is_floating_point() else x for x in state.tensors().values())
-    )
-    double = (
-        None
-        if single is None
-        else single.of(x.double() if x.is_floating_point() else x for x in single.tensors().values())
-    )
+    single = None if state is None else of_type(state, torch.float32)
+    double = None if single is None else of_type(single, torch.float64)
     if cu_seqlens is not None:
         options["cu_seqlens"] = cu_seqlens
     wanted = with_gradients(varla.vla, [x.double() for x in rounded], double, backend="reference", **options)
@@ -54,50 +43,32 @@ def compare(
         **options,
     )
     errors = {name: relative(got[name], wanted[name]) for name in wanted if wanted[name].abs().max() > 0}
-    assert all(
-        got[name].dtype == (dtype if got[name].shape in {x.shape for x in inputs} else got[name].dtype) for name in got
-    )
+    assert {got[name].dtype for name in ("o", *(f"d {i}" for i in range(4)))} == {dtype}
+    assert {got[name].dtype for name in ("S", "A", "z")} == {torch.float32}
     assert not {name: value for name, value in errors.items() if not value <= tolerance}
 
 
 @pytest.mark.parametrize("options", [{}, NO_REFRESH], ids=["refresh", "no refresh"])
 @pytest.mark.parametrize("T", [1, 15, 16, 17, 63, 64, 65, 150])
 def test_every_length(T: int, options: dict[str, Any]) -> None:
-    compare(vla_inputs(T, B=2, H=1, D=16, Dv=16), vla_state(2, 1, 16, 16), torch.float32, 5e-6, **options)
+    assert_agrees(vla_inputs(T, B=2, H=1, D=16, Dv=16), vla_state(2, 1, 16, 16), torch.float32, 5e-6, **options)
 
 
 @pytest.mark.parametrize("options", [{}, NO_REFRESH], ids=["refresh", "no refresh"])
 @pytest.mark.parametrize(("D", "Dv"), [(5, 4), (24, 40), (48, 16), (64, 80), (16, 130)])
 def test_every_width(D: int, Dv: int, options: dict[str, Any]) -> None:
-    compare(vla_inputs(70, B=1, H=2, D=D, Dv=Dv), vla_state(1, 2, D, Dv), torch.float32, 5e-6, **options)
+    assert_agrees(vla_inputs(70, B=1, H=2, D=D, Dv=Dv), vla_state(1, 2, D, Dv), torch.float32, 5e-6, **options)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"gain": "projection"},
-        {"gain": "projection", **NO_REFRESH},
-        {"gain": "raw", "lambda0": 2.0},
-        {"normalizer": False},
-        {"normalize_key": False, "penalty_scale": 1.0, "gain": "projection"},
-        {"feature_map": "identity", "normalizer": False},
-        {"update_penalty": False},
-        {"refresh_every": 1},
-        {"refresh_every": 7, "refresh": 0.1},
-        {"refresh_every": 2**40},
-        {"refresh": 0.0},
-        {"eps": 30.0},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("options", [*SETTINGS, {"gain": "projection", **NO_REFRESH}], ids=str)
 def test_every_setting(options: dict[str, Any]) -> None:
-    compare(vla_inputs(50, B=2, H=1, D=16, Dv=16), vla_state(2, 1, 16, 16), torch.float32, 1e-5, **options)
+    assert_agrees(vla_inputs(50, B=2, H=1, D=16, Dv=16), vla_state(2, 1, 16, 16), torch.float32, 1e-5, **options)
 
 
 @pytest.mark.parametrize("options", [{}, NO_REFRESH], ids=["refresh", "no refresh"])
 def test_several_spans(options: dict[str, Any]) -> None:
     """Longer than a span (256 tokens), so that A starts from an inverse, and its gradient from a sum."""
-    compare(vla_inputs(530, B=1, H=1, D=16, Dv=16), vla_state(1, 1, 16, 16), torch.float32, 1e-5, **options)
+    assert_agrees(vla_inputs(530, B=1, H=1, D=16, Dv=16), vla_state(1, 1, 16, 16), torch.float32, 1e-5, **options)
 
 
 @pytest.mark.parametrize("T", [1030, 1100])
@@ -111,27 +82,27 @@ def test_packed(options: dict[str, Any]) -> None:
     lengths = [3, 0, 70, 1, 300, 64]
     cu_seqlens = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
     inputs = vla_inputs(sum(lengths), B=1, H=1, D=16, Dv=16)
-    compare(inputs, vla_state(6, 1, 16, 16), torch.float32, 1e-5, cu_seqlens=cu_seqlens, **options)
+    assert_agrees(inputs, vla_state(6, 1, 16, 16), torch.float32, 1e-5, cu_seqlens=cu_seqlens, **options)
 
 
 @pytest.mark.parametrize("options", [{}, NO_REFRESH], ids=["refresh", "no refresh"])
 def test_repeated_keys_and_directions(options: dict[str, Any]) -> None:
     q, k, v, u = vla_inputs(100, B=1, H=1, D=16, Dv=16)
     k, u = k[:, :1] + 0.1 * k, u[:, :1] + 0.01 * u
-    compare([q, k, v, u], None, torch.float32, 2e-5, **options)
+    assert_agrees([q, k, v, u], None, torch.float32, 2e-5, **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision(dtype: torch.dtype) -> None:
-    compare(vla_inputs(100, B=1, H=2, D=32, Dv=32), vla_state(1, 2, 32, 32), dtype, 1e-2)
+    assert_agrees(vla_inputs(100, B=1, H=2, D=32, Dv=32), vla_state(1, 2, 32, 32), dtype, 1e-2)
 
 
 def test_zero_directions_and_keys() -> None:
     q, k, v, u = vla_inputs(40, B=1, H=1, D=16, Dv=16)
     u[:, ::3] = 0
-    compare([q, k, v, u], None, torch.float32, 1e-5)
+    assert_agrees([q, k, v, u], None, torch.float32, 1e-5)
     k[:, 1::4] = 0
-    compare([q, k, v, u], None, torch.float32, 1e-5, feature_map="identity", normalizer=False)
+    assert_agrees([q, k, v, u], None, torch.float32, 1e-5, feature_map="identity", normalizer=False)
 
 
 def test_the_same_numbers_twice() -> None:
@@ -211,7 +182,8 @@ def test_the_operator_is_registered_right(packed: bool) -> None:
     settings = VLASettings(0.1, 20, 1e-3, 1e-4, "unit", "elu1", 0.25, True, True, True)
     arguments = (inputs, memory, state.t.to(DEVICE), cu_seqlens, encode(settings), True)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(torch.ops.varla.vla_triton.default, arguments, test_utils=checks)
+    found = torch.library.opcheck(torch.ops.varla.vla_triton.default, arguments, test_utils=checks)
+    assert set(found.values()) == {"SUCCESS"}
 
 
 @pytest.mark.parametrize("options", [{}, NO_REFRESH], ids=["refresh", "no refresh"])
@@ -219,7 +191,7 @@ def test_only_the_symmetric_part_of_A_counts(options: dict[str, Any]) -> None:
     inputs, state = vla_inputs(300, B=1, H=1, D=16, Dv=16), vla_state(1, 1, 16, 16)
     state.A[..., 0, 3] += 0.2
     state.A[..., 3, 0] -= 0.2
-    compare(inputs, state, torch.float32, 1e-5, **options)
+    assert_agrees(inputs, state, torch.float32, 1e-5, **options)
 
 
 def test_long_memory_of_A() -> None:
@@ -247,4 +219,4 @@ def test_rounded_outputs_do_not_enter_gradients() -> None:
     """Nearly parallel keys: the gradient of q is a small difference of what the outputs would give it."""
     q, k, v, u = vla_inputs(33, B=1, H=1, D=16, Dv=16)
     k = k[:, :1] + 0.01 * k
-    compare([q, k, v, u], None, torch.bfloat16, 1e-2, gain="projection")
+    assert_agrees([q, k, v, u], None, torch.bfloat16, 1e-2, gain="projection")

@@ -7,14 +7,14 @@ import torch
 
 import varla
 from tests.ops.cases import randn, vla_inputs
+from tests.ops.triton.cases import DEVICE, SETTINGS, assert_near, gpu, of_type, relative, settings, state_on
 
 pytest.importorskip("triton")
 
-from tests.ops.triton.test_decode import DEVICE, SETTINGS, assert_near, gpu, of_type, relative, settings, state_on
 from varla.ops.triton.sequential import vla_sequential
 
 
-def compare(inputs: list[torch.Tensor], state: varla.VLAState, tolerance: float = 1e-5, **options: Any) -> None:
+def assert_agrees(inputs: list[torch.Tensor], state: varla.VLAState, tolerance: float = 1e-5, **options: Any) -> None:
     before = state.clone()
     got = vla_sequential(*inputs, state, settings(inputs[0].shape[-1], **options))
     exact = of_type(state, torch.float64).to("cpu")
@@ -28,17 +28,17 @@ def compare(inputs: list[torch.Tensor], state: varla.VLAState, tolerance: float 
 
 @pytest.mark.parametrize("options", SETTINGS, ids=str)
 def test_every_setting(options: dict[str, Any]) -> None:
-    compare([x.float().to(DEVICE) for x in vla_inputs(9, D=16, Dv=16)], state_on(DEVICE), **options)
+    assert_agrees([x.float().to(DEVICE) for x in vla_inputs(9, D=16, Dv=16)], state_on(DEVICE), **options)
 
 
 @pytest.mark.parametrize(("D", "Dv"), [(1, 1), (5, 4), (24, 40), (48, 80), (128, 17)])
 def test_every_width(D: int, Dv: int) -> None:
     inputs = [x.float().to(DEVICE) for x in vla_inputs(3, B=1, H=3, D=D, Dv=Dv)]
-    compare(inputs, state_on(DEVICE, 1, 3, D, Dv), refresh_every=2)
+    assert_agrees(inputs, state_on(DEVICE, 1, 3, D, Dv), refresh_every=2)
 
 
 def test_thirty_tokens() -> None:
-    compare([x.float().to(DEVICE) for x in vla_inputs(30, B=2, H=1, D=24, Dv=8)], state_on(DEVICE, 2, 1, 24, 8))
+    assert_agrees([x.float().to(DEVICE) for x in vla_inputs(30, B=2, H=1, D=24, Dv=8)], state_on(DEVICE, 2, 1, 24, 8))
 
 
 def test_low_precision_inputs() -> None:
@@ -86,4 +86,4 @@ class TestOnTheGPU:
     @pytest.mark.parametrize(("D", "Dv"), [(128, 128), (64, 64), (48, 80), (32, 256)])
     def test_a_long_sequence(self, D: int, Dv: int) -> None:
         inputs = [randn(4, 300, 4, d, seed=i).float().cuda() for i, d in enumerate((D, D, Dv, D))]
-        compare(inputs, state_on("cuda", 4, 4, D, Dv))
+        assert_agrees(inputs, state_on("cuda", 4, 4, D, Dv))

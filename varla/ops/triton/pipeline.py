@@ -222,7 +222,7 @@ class Pipeline:
         self._square_sum(u, out, unit=True)
         M, total = A.clone(), torch.empty_like(A)
         self._invert(M, skip=False)
-        self._running_sum(out, M, total, plan.span_first, self.shape.D**2, reverse=False)
+        self._running_sum(out, M, total, reverse=False)
         self._invert(out, skip=True)
         out[plan.span_first[:-1].long()] = (A + A.mT) / 2
 
@@ -259,9 +259,11 @@ class Pipeline:
             BD=s.BD, SKIP=skip, WALK=self.precision.walk, WARPS=s.warps, num_warps=s.warps,
         )  # fmt: skip
 
-    def _running_sum(self, x: Tensor, initial: Tensor, total: Tensor, first: Tensor, size: int, reverse: bool) -> None:
+    def _running_sum(self, x: Tensor, initial: Tensor, total: Tensor, reverse: bool) -> None:
+        """Over the spans of each sequence: see the kernel."""
+        size = self.shape.D**2
         penalty.running_sum[len(self.plan.whole) * self.shape.H, triton.cdiv(size, 1024)](
-            x, initial, total, first, self.shape.H, size, REVERSE=reverse, BLOCK=1024, num_warps=4
+            x, initial, total, self.plan.span_first, self.shape.H, size, REVERSE=reverse, BLOCK=1024, num_warps=4
         )
 
     def _directions_backward(
@@ -294,10 +296,10 @@ class Pipeline:
             BD=s.BD, BLOCK=s.block, FIXED=fixed, **self._how("ELU", "UNIT"), DOT=self.precision.dot, num_warps=s.warps,
         )  # fmt: skip
         if fixed:
-            self._running_sum(sums, dA, total, plan.span_first, s.D * s.D, reverse=True)
+            self._running_sum(sums, dA, total, reverse=True)
             return torch.zeros_like(x.u), (total + total.mT) / 2
         # In information form: the gradient of A^-1 after the last token, then before the first.
-        self._running_sum(sums, -A @ ((dA + dA.mT) / 2) @ A, total, plan.span_first, s.D * s.D, reverse=True)
+        self._running_sum(sums, -A @ ((dA + dA.mT) / 2) @ A, total, reverse=True)
         du = torch.empty_like(x.u)
         penalty.direction_backward[programs](
             x.u, kept.a, G, sums, du, plan.spans, s.H, s.D, self.settings.penalty_scale,

@@ -1,0 +1,59 @@
+"""What the tests of kernels share: where they run, settings, states, how results are compared."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import varla
+from tests.ops.cases import vla_state
+from varla.ops.settings import VLASettings
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"refresh_every": None},
+    {"gain": "projection"},
+    {"gain": "raw", "lambda0": 2.0},
+    {"normalizer": False},
+    {"normalize_key": False, "penalty_scale": 1.0, "gain": "projection"},
+    {"feature_map": "identity", "normalizer": False},
+    {"update_penalty": False},
+    {"refresh_every": 1},
+    {"refresh_every": 7, "refresh": 0.1},
+    {"refresh_every": 2**40},
+    {"refresh": 0.0},
+    {"eps": 30.0},
+]
+
+
+def settings(D: int, **changes: Any) -> VLASettings:
+    values = {"lambda0": 0.1, "refresh_every": 20, "refresh": 1e-3, "eps": 1e-4, "gain": "unit", "feature_map": "elu1"}
+    values |= {"penalty_scale": D**-0.5, "normalizer": True, "normalize_key": True, "update_penalty": True}
+    return VLASettings(**{**values, **changes})
+
+
+def of_type(state: varla.VLAState, dtype: torch.dtype) -> varla.VLAState:
+    return state.of(x.to(dtype) if x.is_floating_point() else x.clone() for x in state.tensors().values())
+
+
+def state_on(device: str, B: int = 2, H: int = 2, D: int = 16, Dv: int = 16) -> varla.VLAState:
+    return of_type(vla_state(B, H, D, Dv), torch.float32).to(device)
+
+
+def relative(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    got, wanted = got.double().cpu(), wanted.double().cpu()
+    return float((got - wanted).norm() / wanted.norm().clamp(min=1e-30))
+
+
+def assert_near(
+    got: tuple[torch.Tensor, varla.VLAState], wanted: tuple[torch.Tensor, varla.VLAState], tolerance: float
+) -> None:
+    """Output and state within `tolerance`, by norm; t exactly."""
+    pairs = {"o": (got[0], wanted[0])}
+    pairs |= {name: (x, wanted[1].tensors()[name]) for name, x in got[1].tensors().items()}
+    errors = {name: relative(*pair) for name, pair in pairs.items()}
+    assert not {name: error for name, error in errors.items() if not error <= tolerance}
+    assert got[1].t.tolist() == wanted[1].t.tolist()
