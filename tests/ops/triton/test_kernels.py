@@ -74,7 +74,7 @@ def test_several_spans(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("T", [1030, 1100])
 def test_a_long_sequence_alone_with_refresh(T: int) -> None:
     """So long that its spans are walked at once, from what each of them does to any A."""
-    compare(vla_inputs(T, B=1, H=1, D=16, Dv=16), vla_state(1, 1, 16, 16), torch.float32, 1e-5, refresh=0.05)
+    assert_agrees(vla_inputs(T, B=1, H=1, D=16, Dv=16), vla_state(1, 1, 16, 16), torch.float32, 1e-5, refresh=0.05)
 
 
 @pytest.mark.parametrize("options", [{}, NO_REFRESH], ids=["refresh", "no refresh"])

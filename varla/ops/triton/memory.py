@@ -7,7 +7,7 @@
 and backward, with dN = do / max(q.z, eps):
 
     unread      every chunk   dQ = dN S0 + tril(dN E^T) a, and the gradient of the denominators
-    turn        every chunk   Ta = T^-T a, B, K
+    turn        every chunk   Ta = T^-T a, B, K, and what the denominators send back to z
     scan_backward  every head X = Ta dS^T, dV = R = W^T dN + X, dS0 = dS + dN^T B - X^T K, from the last chunk on
     finish      every chunk   dK and da; from da the gradient dP of A k
 
@@ -54,22 +54,35 @@ def inverse_of(denominator, eps):
 
 
 @triton.jit
+def keys(F, norm, token, count, head, H, UNIT: tl.constexpr):
+    """What S is written and read with, given key features F: those times `norm` [tokens, H], 1 / |F|, if UNIT."""
+    if UNIT:
+        return F * column(norm, token, count, head, H, CHUNK)[:, None]
+    else:
+        return F
+
+
+@triton.jit
 def prepare(
-    q, k, v, a, tinv, W, tk, tv, zsum, chunks, H, D, DV,
+    q, k, v, a, norm, tinv, W, tk, tv, zsum, chunks, H, D, DV,
     BD: tl.constexpr, BV: tl.constexpr, ELU: tl.constexpr, UNIT: tl.constexpr, SOLVED: tl.constexpr,
     DOT: tl.constexpr, SOLVE: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """T^-1 and W (SOLVED: they are there already), Tk, Tv and the sum of the chunk's key features."""
+    """Tk, Tv and the sum of the chunk's key features; unless SOLVED, first T^-1, W and the norms of those features."""
     chunk, head, token, count = place(chunks, H)
     at = chunk * H + head
     d = tl.arange(0, BD)
     i = tl.arange(0, CHUNK)
     F = features(k, token, count, head, H, d, D, CHUNK, ELU)
     tl.store(zsum + at.to(tl.int64) * D + d, tl.sum(F, 0), d < D)
-    K = operand(normalized(F, UNIT)[0], DOT)
     if SOLVED:
+        K = operand(keys(F, norm, token, count, head, H, UNIT), DOT)
         T = matrix(tinv, at, i, CHUNK, i, CHUNK)
     else:
+        K, inverse = normalized(F, UNIT)
+        if UNIT:
+            store_column(norm, tl.reshape(inverse, [CHUNK]), token, count, head, H, CHUNK)
+        K = operand(K, DOT)
         written = tl.trans(operand(rows(a, token, count, head, H, d, D, CHUNK), DOT))
         N = tl.where(i[:, None] > i[None, :], dot(K, written, DOT), 0.0)
         T = lower_inverse(N, WARPS, SOLVE)
@@ -118,7 +131,7 @@ def scan(
 
 @triton.jit
 def read(
-    q, k, v, W, S0, z0, o, denominator, chunks, H, D, DV, eps,
+    q, k, v, norm, W, S0, z0, o, denominator, chunks, H, D, DV, eps,
     BD: tl.constexpr, BV: tl.constexpr, ELU: tl.constexpr, UNIT: tl.constexpr, NORMALIZE: tl.constexpr,
     DOT: tl.constexpr,
 ):  # fmt: skip
@@ -135,7 +148,7 @@ def read(
         before = tl.load(z0 + at.to(tl.int64) * D + d, d < D, 0.0)
         total = tl.sum(within, 1) + tl.sum(Q * before[None, :], 1)
     mixed = operand(matrix(W, at, i, CHUNK, i, CHUNK), DOT)
-    B = Q - dot(mixed, normalized(F, UNIT)[0], DOT)
+    B = Q - dot(mixed, keys(F, norm, token, count, head, H, UNIT), DOT)
     y = dot(B, tl.trans(matrix(S0, at, e, DV, d, D)), DOT)
     y = dot(mixed, rows(v, token, count, head, H, e, DV, CHUNK), DOT, y)
     if NORMALIZE:
@@ -147,10 +160,10 @@ def read(
 
 @triton.jit
 def unread(
-    q, k, a, E, S0, z0, do, denominator, dD, dzsum, dq, chunks, H, D, DV, eps,
+    q, k, a, E, S0, z0, do, denominator, dD, dq, chunks, H, D, DV, eps,
     BD: tl.constexpr, BV: tl.constexpr, ELU: tl.constexpr, NORMALIZE: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """dq; the gradient of the denominators, dD [tokens, H]; and the sum of dD q [chunks, H, D].
+    """dq, and the gradient of the denominators, dD [tokens, H].
 
     dN . N is q . dQ, since N = S q and dQ = S^T dN: taken so, dQ + dD z is orthogonal to q to the last bit, and the
     outputs, rounded to the inputs' type, are not needed.
@@ -176,21 +189,22 @@ def unread(
     dQ = dot(tl.where(past, X, 0.0), rows(a, token, count, head, H, d, D, CHUNK), DOT, dQ)
     Q = features(q, token, count, head, H, d, D, CHUNK, ELU)
     if NORMALIZE:
-        slope = tl.where((under < eps) | (i >= count), 0.0, -tl.sum(Q * dQ, 1) * inverse)
-        store_column(dD, slope, token, count, head, H, CHUNK)
-        tl.store(dzsum + at.to(tl.int64) * D + d, tl.sum(Q * slope[:, None], 0), d < D)
+        along = tl.sum(Q * dQ, 1)
         F = features(k, token, count, head, H, d, D, CHUNK, ELU)
         before = tl.load(z0 + at.to(tl.int64) * D + d, d < D, 0.0)
-        dQ = dot(tl.where(past, slope[:, None], 0.0), F, DOT, dQ) + slope[:, None] * before[None, :]
+        z = dot(tl.where(past, 1.0, 0.0), F, DOT) + before[None, :]
+        slope = tl.where((under < eps) | (i >= count), 0.0, -inverse) * along
+        dQ += slope[:, None] * z
+        store_column(dD, slope, token, count, head, H, CHUNK)
     store_rows(dq, feature_backward(dQ, Q, ELU), token, count, head, H, d, D, CHUNK)
 
 
 @triton.jit
 def turn(
-    q, k, a, tinv, W, ta, B, K, chunks, H, D,
-    BD: tl.constexpr, ELU: tl.constexpr, UNIT: tl.constexpr, DOT: tl.constexpr,
+    q, k, a, norm, tinv, W, dD, ta, B, K, dzsum, chunks, H, D,
+    BD: tl.constexpr, ELU: tl.constexpr, UNIT: tl.constexpr, NORMALIZE: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """T^-T a, Q - W K and K, for the scan backward: ta, B, K [tokens, H, D]."""
+    """T^-T a, Q - W K and K, for the scan backward: ta, B, K [tokens, H, D]; and the sum of dD q [chunks, H, D]."""
     chunk, head, token, count = place(chunks, H)
     at = chunk * H + head
     d = tl.arange(0, BD)
@@ -198,9 +212,13 @@ def turn(
     T = tl.trans(matrix(tinv, at, i, CHUNK, i, CHUNK))
     written = rows(a, token, count, head, H, d, D, CHUNK)
     store_rows(ta, dot(T, written, DOT), token, count, head, H, d, D, CHUNK)
-    key = operand(normalized(features(k, token, count, head, H, d, D, CHUNK, ELU), UNIT)[0], DOT)
+    key = features(k, token, count, head, H, d, D, CHUNK, ELU)
+    key = operand(keys(key, norm, token, count, head, H, UNIT), DOT)
     store_rows(K, key, token, count, head, H, d, D, CHUNK)
     query = features(q, token, count, head, H, d, D, CHUNK, ELU)
+    if NORMALIZE:
+        slope = column(dD, token, count, head, H, CHUNK)
+        tl.store(dzsum + at.to(tl.int64) * D + d, tl.sum(query * slope[:, None], 0), d < D)
     query -= dot(matrix(W, at, i, CHUNK, i, CHUNK), key, DOT)
     store_rows(B, query, token, count, head, H, d, D, CHUNK)
 
@@ -248,7 +266,7 @@ def scan_backward(
 
 @triton.jit
 def finish(
-    q, k, a, gain, E, S0, do, denominator, dD, dv, dS, dz, dk, dP, chunks, H, D, DV, eps,
+    q, k, a, norm, gain, E, S0, do, denominator, dD, dv, dS, dz, dk, dP, chunks, H, D, DV, eps,
     BD: tl.constexpr, BV: tl.constexpr, ELU: tl.constexpr, UNIT: tl.constexpr, NORMALIZE: tl.constexpr,
     GAIN: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
@@ -260,41 +278,48 @@ def finish(
     past = i[:, None] >= i[None, :]
     if NORMALIZE:
         inverse = inverse_of(column(denominator, token, count, head, H, CHUNK), eps)
-    dK = tl.zeros([CHUNK, BD], tl.float32)
     da = tl.zeros([CHUNK, BD], tl.float32)
     X = tl.zeros([CHUNK, CHUNK], tl.float32)
     Y = tl.zeros([CHUNK, CHUNK], tl.float32)
     for begin in range(0, DV, BV):
         e = begin + tl.arange(0, BV)
-        R = operand(-rows(dv, token, count, head, H, e, DV, CHUNK), DOT)
         g = rows(do, token, count, head, H, e, DV, CHUNK)
         if NORMALIZE:
             g *= inverse[:, None]
         residual = operand(rows(E, token, count, head, H, e, DV, CHUNK), DOT)
         X = dot(g, tl.trans(residual), DOT, X)
-        Y = dot(R, tl.trans(residual), DOT, Y)
-        dK = dot(R, matrix(S0, at, e, DV, d, D), DOT, dK)
+        Y = dot(rows(dv, token, count, head, H, e, DV, CHUNK), tl.trans(residual), DOT, Y)
         da = dot(residual, matrix(dS, at, e, DV, d, D), DOT, da)
-    Y = operand(tl.where(i[:, None] > i[None, :], Y, 0.0), DOT)
-    written = operand(rows(a, token, count, head, H, d, D, CHUNK), DOT)
-    Q = operand(features(q, token, count, head, H, d, D, CHUNK, ELU), DOT)
-    F = features(k, token, count, head, H, d, D, CHUNK, ELU)
-    K, norm = normalized(F, UNIT)
-    dK = dot(Y, written, DOT, dK)
-    da = dot(tl.trans(operand(tl.where(past, X, 0.0), DOT)), Q, DOT, da)
+    X = operand(tl.where(past, X, 0.0), DOT)
+    Y = operand(tl.where(i[:, None] > i[None, :], -Y, 0.0), DOT)
+    da = dot(tl.trans(X), features(q, token, count, head, H, d, D, CHUNK, ELU), DOT, da)
+    K = keys(features(k, token, count, head, H, d, D, CHUNK, ELU), norm, token, count, head, H, UNIT)
     da = dot(tl.trans(Y), K, DOT, da)
     by = column(gain, token, count, head, H, CHUNK)
+    along = by
     if GAIN == "unit":
-        da = unit_backward(da, written.to(tl.float32), by[:, None])
+        da = unit_backward(da, rows(a, token, count, head, H, d, D, CHUNK), by[:, None])
     elif GAIN == "projection":
-        along = tl.sum(da * written, 1)
+        along = tl.sum(da * rows(a, token, count, head, H, d, D, CHUNK), 1)
         da = (da - along[:, None] * K) * by[:, None]
-        dK -= along[:, None] * written
     store_rows(dP, da, token, count, head, H, d, D, CHUNK)
+    tl.debug_barrier()  # what follows is loaded again, not kept
+    dK = tl.zeros([CHUNK, BD], tl.float32)
+    for begin in range(0, DV, BV):
+        e = begin + tl.arange(0, BV)
+        R = -rows(dv, token, count, head, H, e, DV, CHUNK)
+        dK = dot(R, matrix(S0, at, e, DV, d, D), DOT, dK)
+    written = rows(a, token, count, head, H, d, D, CHUNK)
+    dK = dot(Y, written, DOT, dK)
+    if GAIN == "projection":
+        dK -= along[:, None] * written
+    F = features(k, token, count, head, H, d, D, CHUNK, ELU)
     if UNIT:
-        dK = unit_backward(dK, K, norm)
+        inverse = column(norm, token, count, head, H, CHUNK)
+        dK = dK * inverse[:, None] - F * (tl.sum(F * dK, 1) * inverse * inverse * inverse)[:, None]
     dK += tl.load(dz + at.to(tl.int64) * D + d, d < D, 0.0)[None, :]
     if NORMALIZE:
         slope = column(dD, token, count, head, H, CHUNK)
+        Q = features(q, token, count, head, H, d, D, CHUNK, ELU)
         dK = dot(tl.trans(operand(tl.where(past, slope[:, None], 0.0), DOT)), Q, DOT, dK)
     store_rows(dk, feature_backward(dK, F, ELU), token, count, head, H, d, D, CHUNK)

@@ -38,11 +38,11 @@ def _kept(inputs: Sequence[Tensor], sequences: int, packed: bool) -> Kept:
     chunks = T // CHUNK + sequences if packed else B * -(-T // CHUNK)
     return Kept(
         q.new_empty(B * T, H, D, dtype=buffer),
-        q.new_empty(B * T, H, dtype=torch.float32),
-        q.new_empty(B * T, H, dtype=torch.float32),
+        *(q.new_empty(B * T, H, dtype=torch.float32) for _ in range(3)),
         q.new_empty(chunks, H, CHUNK, CHUNK, dtype=buffer),
         q.new_empty(chunks, H, CHUNK, CHUNK, dtype=buffer),
         q.new_empty(spans_needed(sequences, B * T, span, packed), H, D, D, dtype=torch.float32),
+        q.new_empty(B * T, H, 16, dtype=torch.float32),
     )
 
 

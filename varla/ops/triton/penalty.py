@@ -22,14 +22,15 @@ from varla.ops.triton.pieces import (
     cholesky_inverse,
     dot,
     feature_backward,
+    featured,
     features,
+    loaded,
     matrix,
     normalized,
     operand,
     rows,
     store_matrix,
     store_rows,
-    tile,
     unit,
     unit_backward,
 )
@@ -75,37 +76,40 @@ def symmetric(A):
 
 
 @triton.jit
-def factor(U, A, before, aside, REFRESH: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constexpr):
-    """(W^T, L^-1, Z^T) of one step, from U^T. `aside`: 256 floats of memory."""
-    W = dot(A, U, WALK)
-    if REFRESH:
-        W += U * before
-    G = dot(tl.trans(U), W, WALK)
+def directions(x, scale, WALK: tl.constexpr):
+    """(X, c, U) with U = c X of length `scale`, from loaded tokens x: products with X, in bfloat16, are exact."""
+    U, inverse = unit(x.to(tl.float32), True)
+    if WALK == "bf16x3":
+        return x, inverse * scale, U * scale
+    else:
+        return U * scale, tl.full([1, STEP], 1.0, tl.float32), U * scale
+
+
+@triton.jit
+def times_U(x, X, c, WALK: tl.constexpr):
+    """x U, with X and c from `directions`."""
+    if WALK == "bf16x3":
+        return dot(x, X, "left") * c
+    else:
+        return dot(x, X, WALK)
+
+
+@triton.jit
+def lower_factor(X, c, W, aside, REFRESH: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constexpr):
+    """L^-1 of one step, from W^T and what `directions` says of U^T. `aside`: 256 floats of memory."""
+    G = times_U(tl.trans(W), X, c, WALK)
     i = tl.arange(0, STEP)[:, None]
     j = tl.arange(0, STEP)[None, :]
     if REFRESH:
-        G = tl.where(i < j, tl.trans(G), G)  # only the lower triangle is right
-    J = cholesky_inverse(G + tl.where(i == j, 1.0, 0.0), aside, WARPS)
-    return W, J, dot(W, tl.trans(J), WALK)
+        G = tl.where(i > j, tl.trans(G), G)  # only the upper triangle is right
+    return cholesky_inverse(G + tl.where(i == j, 1.0, 0.0), aside, WARPS)
 
 
 @triton.jit
 def past(X, Z, DOT: tl.constexpr):
-    """tril(X Z^T), from X^T and Z^T."""
+    """tril(X Z^T)^T, from X^T and Z^T."""
     i = tl.arange(0, STEP)
-    return tl.where(i[:, None] >= i[None, :], dot(tl.trans(X), Z, DOT), 0.0)
-
-
-@triton.jit
-def times_A(X, A, Z, until, UPDATE: tl.constexpr, REFRESH: tl.constexpr, DOT: tl.constexpr, PAST: tl.constexpr):
-    """Column t is A_t x_t."""
-    if UPDATE:
-        Y = dot(A, X, DOT)
-        if REFRESH:
-            Y += X * until
-        return dot(-Z, tl.trans(past(X, Z, PAST)), PAST, Y)
-    else:
-        return dot(A, X, DOT)
+    return tl.trans(tl.where(i[:, None] >= i[None, :], dot(tl.trans(X), Z, DOT), 0.0))
 
 
 @triton.jit
@@ -119,17 +123,17 @@ def updated(A, Z, total, eye, REFRESH: tl.constexpr, WALK: tl.constexpr):
 
 @triton.jit
 def forward_walk(
-    k, u, start, t, spans, kept, final, a, gain, kept_first, scratch,
+    k, u, start, t, spans, kept, final, a, gain, Js, kept_first, scratch,
     H, D, scale, period, eta, kept_every,
     BD: tl.constexpr, UPDATE: tl.constexpr, REFRESH: tl.constexpr, GAIN: tl.constexpr,
-    ELU: tl.constexpr, UNIT: tl.constexpr, DOT: tl.constexpr, PAST: tl.constexpr, WALK: tl.constexpr,
+    ELU: tl.constexpr, UNIT: tl.constexpr, PAST: tl.constexpr, WALK: tl.constexpr,
     WARPS: tl.constexpr,
 ):  # fmt: skip
-    """Write directions a [tokens, H, D] and the number P was multiplied by, gain [tokens, H].
+    """Write directions a [tokens, H, D], the number P was multiplied by, gain [tokens, H], and L^-1 in Js.
 
     spans [*, 5]: (token, count, sequence, position, last). start [spans, H, D, D]: A before each. Where the spans are
     whole sequences, A is kept [*, H, D, D] every `kept_every` tokens of them; else that is 0. `final` is one for each
-    sequence.
+    sequence. Tokens are loaded a step ahead.
     """
     span, head, token, count, sequence, position, last = span_of(spans, H)
     d = tl.arange(0, BD)
@@ -138,20 +142,30 @@ def forward_walk(
     A = symmetric(matrix(start, span * H + head, d, D, d, D))
     left = first_refresh(t, sequence, period)
     aside = scratch + tl.program_id(0) * 256
+    next_k = loaded(k, token, count, head, H, d, D, STEP, True)
+    next_u = loaded(u, token, count, head, H, d, D, STEP, True)
     for begin in range(0, count, STEP):
         here, more = token + begin, count - begin
+        F = featured(next_k, more, d, D, STEP, ELU, True)
+        direction, c, U = directions(next_u, scale, WALK)
+        next_k = loaded(k, here + STEP, more - STEP, head, H, d, D, STEP, True)
+        next_u = loaded(u, here + STEP, more - STEP, head, H, d, D, STEP, True)
         if kept_every > 0:
             if begin % kept_every == 0:
-                A = symmetric(A)
                 store_matrix(kept, A, (tl.load(kept_first + sequence) + begin // kept_every) * H + head, d, D, d, D)
-        K = normalized(features(k, here, more, head, H, d, D, STEP, ELU, True), UNIT, True)[0]
-        U = unit(rows(u, here, more, head, H, d, D, STEP, True), True)[0] * scale
-        before, until, total = beat(position + begin, more, left, period, eta)
+        K = normalized(F, UNIT, True)[0]
+        P = dot(A, K, WALK)
         if UPDATE:
-            Z = factor(U, A, before, aside, REFRESH, WALK, WARPS)[2]
-        else:
-            Z = U
-        P = times_A(K, A, Z, until, UPDATE, REFRESH, DOT, PAST)
+            before, until, total = beat(position + begin, more, left, period, eta)
+            W = times_U(A, direction, c, WALK)
+            if REFRESH:
+                W += U * before
+                P += K * until
+            J = lower_factor(direction, c, W, aside, REFRESH, WALK, WARPS)
+            store_rows(Js, J, here, more, head, H, i, STEP, STEP)
+            Z = dot(W, tl.trans(J), WALK)
+            P = dot(-Z, past(K, Z, PAST), PAST, P)
+            A = updated(A, Z, total, eye, REFRESH, WALK)
         if GAIN == "unit":
             P, by = unit(P, True)
         elif GAIN == "projection":
@@ -162,64 +176,68 @@ def forward_walk(
             by = tl.full([1, STEP], 1.0, tl.float32)
         store_rows(a, P, here, more, head, H, d, D, STEP, True)
         tl.store(gain + (here + i[None, :]).to(tl.int64) * H + head, by, i[None, :] < more)
-        if UPDATE:
-            A = updated(A, Z, total, eye, REFRESH, WALK)
     if last != 0:
         store_matrix(final, symmetric(A), sequence * H + head, d, D, d, D)
 
 
 @triton.jit
 def backward_walk(
-    k, u, gain, dP, dk, G, Zs, Ys, Js, PK, kept, t, spans, scratch,
+    k, u, gain, dP, dk, G, Zs, Ys, Js, PK, kept, t, spans,
     H, D, scale, period, eta,
     BD: tl.constexpr, UPDATE: tl.constexpr, REFRESH: tl.constexpr,
-    ELU: tl.constexpr, UNIT: tl.constexpr, DOT: tl.constexpr, PAST: tl.constexpr, WALK: tl.constexpr,
-    WARPS: tl.constexpr,
+    ELU: tl.constexpr, UNIT: tl.constexpr, PAST: tl.constexpr, WALK: tl.constexpr,
 ):  # fmt: skip
-    """A_t dp_t for every token: added to dk, through the key's normalisation and feature map.
+    """A_t dp_t for every token: added to dk, through the key's normalisation and feature map. Js is the forward's.
 
     Divided by the gain it is G [tokens, H, D]: what A^-1 gets from a token, -sym(A dp (A k)^T), is then -sym(g a^T).
-    With refresh, G gets Phi(dP) instead, and Zs, Ys, PK get Z, Y = L^-1 U and Phi(K), where Phi(X) = X - tril(X Z^T) Y;
-    Js [tokens, H, STEP] gets L^-1.
+    With refresh, G gets Phi(dP) instead, and Zs, Ys, PK get Z, Y = L^-1 U and Phi(K), where Phi(X) = X - tril(X Z^T) Y.
     """
     span, head, token, count, sequence, position, _ = span_of(spans, H)
     d = tl.arange(0, BD)
+    i = tl.arange(0, STEP)
     eye = (d[:, None] == d[None, :]) & (d[:, None] < D)
     A = matrix(kept, span * H + head, d, D, d, D)
     left = first_refresh(t, sequence, period)
-    aside = scratch + tl.program_id(0) * 256
+    next_u = loaded(u, token, count, head, H, d, D, STEP, True)
+    next_X = loaded(dP, token, count, head, H, d, D, STEP, True)
+    next_k = loaded(k, token, count, head, H, d, D, STEP, True)
+    next_dk = loaded(dk, token, count, head, H, d, D, STEP, True)
     for begin in range(0, count, STEP):
         here, more = token + begin, count - begin
-        F = features(k, here, more, head, H, d, D, STEP, ELU, True)
-        U = unit(rows(u, here, more, head, H, d, D, STEP, True), True)[0] * scale
-        X = rows(dP, here, more, head, H, d, D, STEP, True)
-        before, until, total = beat(position + begin, more, left, period, eta)
-        if UPDATE:
-            W, J, Z = factor(U, A, before, aside, REFRESH, WALK, WARPS)
-        else:
-            W, J, Z = U, U, U
-        Y = times_A(X, A, Z, until, UPDATE, REFRESH, DOT, PAST)
+        direction, c, U = directions(next_u, scale, WALK)
+        X = next_X.to(tl.float32)
+        F = featured(next_k, more, d, D, STEP, ELU, True)
+        sofar = next_dk.to(tl.float32)
+        J = rows(Js, here, more, head, H, i, STEP, STEP)
+        next_u = loaded(u, here + STEP, more - STEP, head, H, d, D, STEP, True)
+        next_X = loaded(dP, here + STEP, more - STEP, head, H, d, D, STEP, True)
+        next_k = loaded(k, here + STEP, more - STEP, head, H, d, D, STEP, True)
+        next_dk = loaded(dk, here + STEP, more - STEP, head, H, d, D, STEP, True)
         K, inverse = normalized(F, UNIT, True)
-        if REFRESH:
-            L = dot(U, tl.trans(J), DOT)
-            store_rows(Js, J, here, more, head, H, tl.arange(0, STEP), STEP, STEP)
-            store_rows(Zs, Z, here, more, head, H, d, D, STEP, True)
-            store_rows(Ys, L, here, more, head, H, d, D, STEP, True)
-            X -= dot(L, tl.trans(past(X, Z, DOT)), DOT)
-            store_rows(PK, K - dot(L, tl.trans(past(K, Z, DOT)), DOT), here, more, head, H, d, D, STEP, True)
-            store_rows(G, X, here, more, head, H, d, D, STEP, True)
-        else:
-            i = tl.arange(0, STEP)[None, :]
-            by = tl.load(gain + (here + i).to(tl.int64) * H + head, i < more, 0.0)
+        Y = dot(A, X, WALK)
+        if UPDATE:
+            before, until, total = beat(position + begin, more, left, period, eta)
+            W = times_U(A, direction, c, WALK)
+            if REFRESH:
+                W += U * before
+                Y += X * until
+            Z = dot(W, tl.trans(J), WALK)
+            R = past(X, Z, PAST)
+            Y = dot(-Z, R, PAST, Y)
+            A = updated(A, Z, total, eye, REFRESH, WALK)
+            if REFRESH:
+                L = dot(U, tl.trans(J), WALK)
+                store_rows(Zs, Z, here, more, head, H, d, D, STEP, True)
+                store_rows(Ys, L, here, more, head, H, d, D, STEP, True)
+                store_rows(PK, dot(-L, past(K, Z, PAST), PAST, K), here, more, head, H, d, D, STEP, True)
+                store_rows(G, dot(-L, R, PAST, X), here, more, head, H, d, D, STEP, True)
+        if not REFRESH:
+            by = tl.load(gain + (here + i[None, :]).to(tl.int64) * H + head, i[None, :] < more, 0.0)
             by = tl.where(by == 0, 0.0, 1 / tl.where(by == 0, 1.0, by))
             store_rows(G, Y * by, here, more, head, H, d, D, STEP, True)
         if UNIT:
             Y = unit_backward(Y, K, inverse, True)
-        where, inside = tile(here, more, head, H, d, D, STEP, True)
-        sofar = tl.load(dk + where, inside, 0.0).to(tl.float32)
-        tl.store(dk + where, (sofar + feature_backward(Y, F, ELU)).to(dk.dtype.element_ty), inside)
-        if UPDATE:
-            A = updated(A, Z, total, eye, REFRESH, WALK)
+        store_rows(dk, sofar + feature_backward(Y, F, ELU), here, more, head, H, d, D, STEP, True)
 
 
 @triton.jit
@@ -317,12 +335,17 @@ def element_walk(
     E = tl.where(eye, 1.0, 0.0)  # F^T
     left = first_refresh(t, sequence, period)
     aside = scratch + tl.program_id(0) * 256
+    next_u = loaded(u, token, count, head, H, d, D, STEP, True)
     for begin in range(0, count, STEP):
         here, more = token + begin, count - begin
-        U = unit(rows(u, here, more, head, H, d, D, STEP, True), True)[0] * scale
+        direction, c, U = directions(next_u, scale, WALK)
+        next_u = loaded(u, here + STEP, more - STEP, head, H, d, D, STEP, True)
         before, until, total = beat(position + begin, more, left, period, eta)
-        W, J, Z = factor(U, X, before, aside, True, WALK, WARPS)
-        v = dot(E, dot(U, tl.trans(J), WALK), WALK)
+        W = times_U(X, direction, c, WALK) + U * before
+        v = times_U(E, direction, c, WALK)
+        J = lower_factor(direction, c, W, aside, True, WALK, WARPS)
+        Z = dot(W, tl.trans(J), WALK)
+        v = dot(v, tl.trans(J), WALK)
         store_rows(V, v, here, more, head, H, d, D, STEP, True)
         E = dot(-v, tl.trans(Z), WALK, E)
         X = updated(X, Z, total, eye, True, WALK)
@@ -374,28 +397,28 @@ def direction_backward(u, a, G, dM, du, spans, H, D, scale, BD: tl.constexpr, BL
     """du without refresh. dM [spans, H, D, D]: gradient of A^-1 after each span.
 
     A^-1 only ever gains u u^T, so its gradient is a running sum of -sym(g_t a_t^T) from the right, and
-    dU = 2 U dM - triu(U a^T) G - triu(U G^T) a, dM being that after the block: linear attention, reversed.
-    a is exact in bfloat16; G and dM are not, and keep 16 bits.
+    dU = 2 U dM - triu(U a^T) G - triu(U G^T) a, dM being that after the block: linear attention, reversed. Tiles are
+    transposed, as in the walks. a is exact in bfloat16; G and dM are not, and keep 16 bits.
     """
     LEFT: tl.constexpr = "left" if DOT == "bf16" else DOT
     RIGHT: tl.constexpr = "right" if DOT == "bf16" else DOT
     span, head, token, count, _, _, _ = span_of(spans, H)
     d = tl.arange(0, BD)
-    later = tl.arange(0, BLOCK)[:, None] <= tl.arange(0, BLOCK)[None, :]
+    later = tl.arange(0, BLOCK)[:, None] >= tl.arange(0, BLOCK)[None, :]
     M = matrix(dM, span * H + head, d, D, d, D)
     blocks = tl.cdiv(count, BLOCK)
     for n in range(0, blocks):
         begin = (blocks - 1 - n) * BLOCK
         here, more = token + begin, count - begin
-        y, inverse = unit(rows(u, here, more, head, H, d, D, BLOCK))
-        P = operand(rows(a, here, more, head, H, d, D, BLOCK), DOT)
-        X = rows(G, here, more, head, H, d, D, BLOCK) * -0.5
-        dU = dot(y, M, RIGHT)  # half of it
-        dU = dot(tl.where(later, dot(y, tl.trans(P), DOT), 0.0), X, RIGHT, dU)
-        dU = dot(tl.where(later, dot(y, tl.trans(X), RIGHT), 0.0), P, DOT, dU)
-        store_rows(du, unit_backward(dU * (2 * scale * scale), y, inverse), here, more, head, H, d, D, BLOCK)
-        M = dot(tl.trans(X), P, LEFT, M)
-        M = dot(tl.trans(P), X, RIGHT, M)
+        y, inverse = unit(rows(u, here, more, head, H, d, D, BLOCK, True), True)
+        P = operand(rows(a, here, more, head, H, d, D, BLOCK, True), DOT)
+        X = rows(G, here, more, head, H, d, D, BLOCK, True) * -0.5
+        dU = dot(M, y, LEFT)  # half of it
+        dU = dot(X, tl.where(later, dot(tl.trans(P), y, DOT), 0.0), LEFT, dU)
+        dU = dot(P, tl.where(later, dot(tl.trans(X), y, LEFT), 0.0), DOT, dU)
+        store_rows(du, unit_backward(dU * (2 * scale * scale), y, inverse, True), here, more, head, H, d, D, BLOCK, True)
+        M = dot(X, tl.trans(P), LEFT, M)
+        M = dot(P, tl.trans(X), RIGHT, M)
 
 
 @triton.jit

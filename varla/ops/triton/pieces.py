@@ -56,10 +56,16 @@ def tile(token, count, head, H, d, D, N: tl.constexpr, T: tl.constexpr):
 
 
 @triton.jit
-def rows(ptr, token, count, head, H, d, D, N: tl.constexpr, T: tl.constexpr = False):
-    """Those tokens of ptr [tokens, H, D], float32; zero where there are none."""
+def loaded(ptr, token, count, head, H, d, D, N: tl.constexpr, T: tl.constexpr = False):
+    """Those tokens of ptr [tokens, H, D], in its own type; zero where there are none."""
     where, inside = tile(token, count, head, H, d, D, N, T)
-    return tl.load(ptr + where, inside, 0.0).to(tl.float32)
+    return tl.load(ptr + where, inside, 0.0)
+
+
+@triton.jit
+def rows(ptr, token, count, head, H, d, D, N: tl.constexpr, T: tl.constexpr = False):
+    """The same as float32."""
+    return loaded(ptr, token, count, head, H, d, D, N, T).to(tl.float32)
 
 
 @triton.jit
@@ -137,10 +143,20 @@ def unit_backward(grad, y, inverse, T: tl.constexpr = False):
 
 
 @triton.jit
+def featured(x, count, d, D, N: tl.constexpr, ELU: tl.constexpr, T: tl.constexpr = False):
+    """Features of loaded tokens, zero where there are none."""
+    i = tl.arange(0, N)
+    if T:
+        inside = (i[None, :] < count) & (d[:, None] < D)
+    else:
+        inside = (i[:, None] < count) & (d[None, :] < D)
+    return tl.where(inside, feature(x.to(tl.float32), ELU), 0.0)
+
+
+@triton.jit
 def features(ptr, token, count, head, H, d, D, N: tl.constexpr, ELU: tl.constexpr, T: tl.constexpr = False):
     """Features of the tokens of ptr [tokens, H, D], zero where there are none."""
-    where, inside = tile(token, count, head, H, d, D, N, T)
-    return tl.where(inside, feature(tl.load(ptr + where, inside, 0.0).to(tl.float32), ELU), 0.0)
+    return featured(loaded(ptr, token, count, head, H, d, D, N, T), count, d, D, N, ELU, T)
 
 
 @triton.jit

@@ -102,14 +102,16 @@ class State(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What the backward needs of the forward: a [tokens, H, D], gain and denominator [tokens, H], and the rest."""
+    """What the backward needs of the forward: a [tokens, H, D]; norm, gain and denominator [tokens, H]; and the rest."""
 
     a: Tensor
+    norm: Tensor  # of the keys' features: 1 / |F|
     gain: Tensor
     denominator: Tensor
     tinv: Tensor  # [chunks, H, 64, 64]
     W: Tensor  # likewise
     A: Tensor  # [spans, H, D, D]
+    J: Tensor  # [tokens, H, 16]: L^-1 of every step of the walk
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ class Pipeline:
         o = torch.empty_like(x.v)
         s = self.shape
         memory.read[len(self.plan.chunks) * s.H, triton.cdiv(s.DV, s.wide)](
-            x.q, x.k, x.v, kept.W, S0, z0, o, kept.denominator, self.plan.chunks, s.H, s.D, s.DV, self.settings.eps,
+            x.q, x.k, x.v, kept.norm, kept.W, S0, z0, o, kept.denominator, self.plan.chunks, s.H, s.D, s.DV, self.settings.eps,
             **self._tiles(s.wide), **self._how("ELU", "UNIT", "NORMALIZE"), DOT=self.precision.dot,
             num_warps=s.warps, maxnreg=s.registers,
         )  # fmt: skip
@@ -147,15 +149,15 @@ class Pipeline:
         del tk
         dD, dzs, dq = torch.empty_like(kept.denominator), torch.empty_like(z0), torch.empty_like(x.q)
         memory.unread[(per_chunk,)](
-            x.q, x.k, kept.a, E, S0, z0, do, kept.denominator, dD, dzs, dq,
+            x.q, x.k, kept.a, E, S0, z0, do, kept.denominator, dD, dq,
             plan.chunks, s.H, s.D, s.DV, self.settings.eps,
             **self._tiles(s.BV), **self._how("ELU", "NORMALIZE"), DOT=self.precision.dot,
             num_warps=s.warps, num_stages=s.stages, maxnreg=s.registers,
         )  # fmt: skip
         ta, B, K = (torch.empty_like(kept.a) for _ in range(3))
         memory.turn[(per_chunk,)](
-            x.q, x.k, kept.a, kept.tinv, kept.W, ta, B, K, plan.chunks, s.H, s.D,
-            BD=s.BD, **self._how("ELU", "UNIT"), DOT=self.precision.dot, num_warps=4, maxnreg=s.registers,
+            x.q, x.k, kept.a, kept.norm, kept.tinv, kept.W, dD, ta, B, K, dzs, plan.chunks, s.H, s.D,
+            BD=s.BD, **self._how("ELU", "UNIT", "NORMALIZE"), DOT=self.precision.dot, num_warps=4, maxnreg=s.registers,
         )  # fmt: skip
         dv, dSs = torch.empty_like(x.v), torch.empty_like(S0)
         dS_initial, dz_initial = torch.empty_like(dS), torch.empty_like(dz)
@@ -168,7 +170,7 @@ class Pipeline:
         del B, K
         dP = torch.empty_like(x.q, dtype=torch.float32)
         memory.finish[(per_chunk,)](
-            x.q, x.k, kept.a, kept.gain, E, S0, do, kept.denominator, dD, dv, dSs, dzs, dk, dP,
+            x.q, x.k, kept.a, kept.norm, kept.gain, E, S0, do, kept.denominator, dD, dv, dSs, dzs, dk, dP,
             plan.chunks, s.H, s.D, s.DV, self.settings.eps,
             **self._tiles(s.BV), **self._how("ELU", "UNIT", "NORMALIZE", "GAIN"), DOT=self.precision.dot,
             num_warps=s.warps, num_stages=s.stages,
@@ -198,6 +200,11 @@ class Pipeline:
         return self.settings.beat is not None and not few
 
     @property
+    def _unit(self) -> bool:
+        """Whether the keys that meet A are normalised. Gain "unit" divides A k by its length: theirs does not matter."""
+        return self.settings.normalize_key and self.settings.gain != "unit"
+
+    @property
     def _beat(self) -> tuple[int, float]:
         period, eta = self.settings.beat or (HUGE, 0.0)
         return min(period, HUGE), eta
@@ -206,19 +213,19 @@ class Pipeline:
         """Fill kept.a, kept.gain and kept.A; returns A after the last token."""
         s, plan, final = self.shape, self.plan, torch.empty_like(state.A)
         if not self._serial:
-            (self._starts if self.settings.beat is None else self._starts_refreshed)(x.u, state, kept.A)
+            (self._starts if self.settings.beat is None else self._starts_refreshed)(x.u, state, kept)
         spans, start = (plan.whole, state.A) if self._serial else (plan.spans, kept.A)
         penalty.forward_walk[(len(spans) * s.H,)](
-            x.k, x.u, start, state.t, spans, kept.A, final, kept.a, kept.gain, plan.span_first,
+            x.k, x.u, start, state.t, spans, kept.A, final, kept.a, kept.gain, kept.J, plan.span_first,
             self._scratch(len(spans), state.A),
             s.H, s.D, self.settings.penalty_scale, *self._beat, plan.span if self._serial else 0,
-            BD=s.BD, **self._how("UPDATE", "REFRESH", "GAIN", "ELU", "UNIT"), **self._walk(),
+            BD=s.BD, **self._how("UPDATE", "REFRESH", "GAIN", "ELU"), **self._walk(), WARPS=s.warps,
         )  # fmt: skip
         return final
 
-    def _starts(self, u: Tensor, state: State, out: Tensor) -> None:
+    def _starts(self, u: Tensor, state: State, kept: Kept) -> None:
         """A before every span, without refresh: the inverse of a prefix sum of u u^T."""
-        plan, A = self.plan, state.A
+        plan, A, out = self.plan, state.A, kept.A
         self._square_sum(u, out, unit=True)
         M, total = A.clone(), torch.empty_like(A)
         self._invert(M, skip=False)
@@ -226,9 +233,9 @@ class Pipeline:
         self._invert(out, skip=True)
         out[plan.span_first[:-1].long()] = (A + A.mT) / 2
 
-    def _starts_refreshed(self, u: Tensor, state: State, out: Tensor) -> None:
+    def _starts_refreshed(self, u: Tensor, state: State, kept: Kept) -> None:
         """A before every span, with refresh: what each span does to any A, for all at once; then those, in order."""
-        s, plan = self.shape, self.plan
+        s, plan, out = self.shape, self.plan, kept.A
         C, F, J = (torch.empty_like(out) for _ in range(3))
         V = torch.empty_like(u, dtype=torch.float32)
         penalty.element_walk[(len(plan.spans) * s.H,)](
@@ -274,26 +281,24 @@ class Pipeline:
         programs = (len(plan.spans) * s.H,)
         refresh = self.settings.beat is not None
         Z, Y, K, V = (torch.empty_like(kept.a) if refresh else dP for _ in range(4))
-        J = dP.new_empty(len(dP), s.H, 16, dtype=torch.float32) if refresh else dP
         G = torch.empty_like(kept.a if refresh else dP)
         penalty.backward_walk[programs](
-            x.k, x.u, kept.gain, dP, dk, G, Z, Y, J, K, kept.A, state.t, plan.spans,
-            self._scratch(len(plan.spans), state.A),
+            x.k, x.u, kept.gain, dP, dk, G, Z, Y, kept.J, K, kept.A, state.t, plan.spans,
             s.H, s.D, self.settings.penalty_scale, *beat,
-            BD=s.BD, **self._how("UPDATE", "REFRESH", "ELU", "UNIT"), **self._walk(),
+            BD=s.BD, **self._how("UPDATE", "REFRESH", "ELU"), **self._walk(),
         )  # fmt: skip
         if refresh:
             initial = torch.empty_like(dA)
             penalty.gradient_scan[(len(plan.whole) * s.H,)](
                 Z, Y, G, K, dA, initial, V, plan.whole, s.H, s.D, BD=s.BD, DOT=self.precision.dot, num_warps=s.warps
             )
-            return self._refreshed(x, state, kept, dP, V, Z, J, Y, G), initial
+            return self._refreshed(x, state, kept, dP, V, Z, Y, G), initial
         sums = torch.empty_like(kept.A[: len(plan.spans)])
         total = torch.empty_like(state.A)
         fixed = not self.settings.update_penalty
         penalty.outer_sum[programs](
             dP if fixed else G, kept.a, x.k, plan.spans, sums, s.H, s.D,
-            BD=s.BD, BLOCK=s.block, FIXED=fixed, **self._how("ELU", "UNIT"), DOT=self.precision.dot, num_warps=s.warps,
+            BD=s.BD, BLOCK=s.block, FIXED=fixed, **self._how("ELU"), UNIT=self._unit, DOT=self.precision.dot, num_warps=s.warps,
         )  # fmt: skip
         if fixed:
             self._running_sum(sums, dA, total, reverse=True)
@@ -310,13 +315,13 @@ class Pipeline:
         return du, -M @ total @ M
 
     def _refreshed(
-        self, x: Inputs, state: State, kept: Kept, dP: Tensor, V: Tensor, Z: Tensor, J: Tensor, X: Tensor, rest: Tensor
+        self, x: Inputs, state: State, kept: Kept, dP: Tensor, V: Tensor, Z: Tensor, X: Tensor, rest: Tensor
     ) -> Tensor:
         """du with refresh. X and rest are memory to use."""
         s, plan, scalars = self.shape, self.plan, (self.settings.penalty_scale, *self._beat)
         penalty.factor_backward[(len(plan.chunks) * s.H,)](
-            x.k, x.u, dP, V, Z, J, X, rest, plan.chunks, plan.places, state.t, s.H, s.D, *scalars,
-            BD=s.BD, STEPS=4, **self._how("ELU", "UNIT"), DOT=self.precision.times, num_warps=4,
+            x.k, x.u, dP, V, Z, kept.J, X, rest, plan.chunks, plan.places, state.t, s.H, s.D, *scalars,
+            BD=s.BD, STEPS=4, **self._how("ELU"), UNIT=self._unit, DOT=self.precision.times, num_warps=4,
         )  # fmt: skip
         du = torch.empty_like(x.u)
         penalty.direction_walk[(len(plan.spans) * s.H,)](
@@ -334,7 +339,7 @@ class Pipeline:
         tv = torch.empty_like(x.v, dtype=self.precision.buffer)
         zsum = x.k.new_empty(len(plan.chunks), s.H, s.D, dtype=torch.float32)
         memory.prepare[(len(plan.chunks) * s.H,)](
-            x.q, x.k, x.v, kept.a, kept.tinv, kept.W, tk, tv, zsum, plan.chunks, s.H, s.D, s.DV,
+            x.q, x.k, x.v, kept.a, kept.norm, kept.tinv, kept.W, tk, tv, zsum, plan.chunks, s.H, s.D, s.DV,
             **self._tiles(s.BV), **self._how("ELU", "UNIT"), SOLVED=solved,
             DOT=self.precision.dot, SOLVE=self.precision.times, WARPS=4, num_warps=4, maxnreg=s.registers,
         )  # fmt: skip
@@ -360,7 +365,7 @@ class Pipeline:
 
     def _walk(self) -> dict[str, Any]:
         s, p = self.shape, self.precision
-        return {"DOT": p.times, "PAST": p.dot, "WALK": p.walk, "WARPS": s.warps, "num_warps": s.warps}
+        return {"UNIT": self._unit, "PAST": p.dot, "WALK": p.walk, "num_warps": s.warps, "num_stages": 1}
 
     def _how(self, *names: str) -> dict[str, Any]:
         """The compile-time switches of these names."""
