@@ -45,7 +45,7 @@ def triton_interpreted() -> bool:
 
 def cannot_launch(sizes: Mapping[str, int], like: Tensor, instead: str) -> str | None:
     """Why the kernels cannot take inputs like this one here, and which backend to use `instead`; None if they can."""
-    missing = _no_triton()
+    missing: str | None = _no_triton()
     if missing is not None:
         return missing
     if not like.is_cuda and not triton_interpreted():

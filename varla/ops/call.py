@@ -122,13 +122,15 @@ def choose(
 def choose_step(
     mechanism: Mechanism[StateT], backend: str, sizes: Mapping[str, int], inputs: Sequence[Tensor], state: StateT
 ) -> str:
-    """The form to run one token in: "reference" or "triton". "auto" is the loop: the kernel has not met a GPU yet."""
+    """The form to run one token in: "reference" or "triton". "auto" is the kernel, on a GPU and where it can run."""
     check_choice("backend", backend, ("auto", "reference", *(("triton",) if mechanism.kernels else ())))
-    if backend != "triton":
+    if backend == "reference" or (backend == "auto" and not (mechanism.kernels and inputs[0].is_cuda)):
         return "reference"
     reason = cannot_launch(sizes, inputs[0], "reference")
     if reason is None and _differentiated((*inputs, *state.tensors().values())):
         reason = "the decode kernel has no derivatives; use backend='reference', or torch.no_grad()"
+    if reason is not None and backend == "auto":
+        return "reference"
     if reason is not None:
         raise RuntimeError(f"backend={backend!r} cannot run here: {reason}")
     return "triton"

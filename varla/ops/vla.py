@@ -121,7 +121,7 @@ def vla_step(
             made, and on CUDA the call can be captured in a CUDA graph. Its tensors must be contiguous, and nothing may
             require grad (outside torch.no_grad()).
         backend: "reference" (the loop, with derivatives), "triton" (one kernel for all rows and heads, without), or
-            "auto": the loop, until the kernel has been tried on a GPU.
+            "auto": the kernel, on a GPU and without gradients; else the loop.
     """
     (q, k, v, u), sizes = check_inputs({"q": (q, "B H D"), "k": (k, "B H D"), "v": (v, "B H Dv"), "u": (u, "B H D")})
     settings = VLASettings(

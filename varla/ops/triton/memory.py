@@ -6,9 +6,11 @@
 
 and backward, with dN = do / max(q.z, eps):
 
-    unread      every chunk   dQ = dN S0 + tril(dN E^T) a, and the gradient of the denominators
-    turn        every chunk   Ta = T^-T a, B, K, and what the denominators send back to z
+    turn        every chunk   Ta = T^-T a, B, K
     scan_backward  every head X = Ta dS^T, dV = R = W^T dN + X, dS0 = dS + dN^T B - X^T K, from the last chunk on
+    (prepare and scan again: S0 and E were not kept)
+    unread      every chunk   dQ = dN S0 + tril(dN E^T) a, and the gradient of the denominators
+    sum_queries every chunk   what those send back to z
     finish      every chunk   dK and da; from da the gradient dP of A k
 
 The textbook form reads tril(Q a^T) E and sends back T^-T (tril(Q a^T)^T dN + a dS^T). Positive features make keys
@@ -66,7 +68,7 @@ def keys(F, norm, token, count, head, H, UNIT: tl.constexpr):
 def prepare(
     q, k, v, a, norm, tinv, W, tk, tv, zsum, chunks, H, D, DV,
     BD: tl.constexpr, BV: tl.constexpr, ELU: tl.constexpr, UNIT: tl.constexpr, SOLVED: tl.constexpr,
-    DOT: tl.constexpr, SOLVE: tl.constexpr, WARPS: tl.constexpr,
+    DOT: tl.constexpr, SOLVE: tl.constexpr,
 ):  # fmt: skip
     """Tk, Tv and the sum of the chunk's key features; unless SOLVED, first T^-1, W and the norms of those features."""
     chunk, head, token, count = place(chunks, H)
@@ -85,7 +87,7 @@ def prepare(
         K = operand(K, DOT)
         written = tl.trans(operand(rows(a, token, count, head, H, d, D, CHUNK), DOT))
         N = tl.where(i[:, None] > i[None, :], dot(K, written, DOT), 0.0)
-        T = lower_inverse(N, WARPS, SOLVE)
+        T = lower_inverse(N, 4, SOLVE)
         store_matrix(tinv, T, at, i, CHUNK, i, CHUNK)
         Q = operand(features(q, token, count, head, H, d, D, CHUNK, ELU), DOT)
         C = tl.where(i[:, None] >= i[None, :], dot(Q, written, DOT), 0.0)
@@ -201,10 +203,10 @@ def unread(
 
 @triton.jit
 def turn(
-    q, k, a, norm, tinv, W, dD, ta, B, K, dzsum, chunks, H, D,
-    BD: tl.constexpr, ELU: tl.constexpr, UNIT: tl.constexpr, NORMALIZE: tl.constexpr, DOT: tl.constexpr,
+    q, k, a, norm, tinv, W, ta, B, K, chunks, H, D,
+    BD: tl.constexpr, ELU: tl.constexpr, UNIT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """T^-T a, Q - W K and K, for the scan backward: ta, B, K [tokens, H, D]; and the sum of dD q [chunks, H, D]."""
+    """T^-T a, Q - W K and K, for the scan backward: ta, B, K [tokens, H, D]."""
     chunk, head, token, count = place(chunks, H)
     at = chunk * H + head
     d = tl.arange(0, BD)
@@ -216,20 +218,17 @@ def turn(
     key = operand(keys(key, norm, token, count, head, H, UNIT), DOT)
     store_rows(K, key, token, count, head, H, d, D, CHUNK)
     query = features(q, token, count, head, H, d, D, CHUNK, ELU)
-    if NORMALIZE:
-        slope = column(dD, token, count, head, H, CHUNK)
-        tl.store(dzsum + at.to(tl.int64) * D + d, tl.sum(query * slope[:, None], 0), d < D)
     query -= dot(matrix(W, at, i, CHUNK, i, CHUNK), key, DOT)
     store_rows(B, query, token, count, head, H, d, D, CHUNK)
 
 
 @triton.jit
 def scan_backward(
-    ta, B, K, W, do, denominator, dS_final, dz_final, dzsum, dS, dv, dS_initial, dz_initial, chunks, first,
+    ta, B, K, W, do, denominator, dS_final, dS, dv, dS_initial, chunks, first,
     H, D, DV, eps,
     BD: tl.constexpr, BV: tl.constexpr, NORMALIZE: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """dS after every chunk [chunks, H, DV, D] and dv; dzsum becomes the gradient of z after each chunk."""
+    """dS after every chunk [chunks, H, DV, D], and dv."""
     sequence, head = tl.program_id(0) // H, tl.program_id(0) % H
     d = tl.arange(0, BD)
     e = tl.program_id(1) * BV + tl.arange(0, BV)
@@ -239,7 +238,6 @@ def scan_backward(
     size = (DV * D).to(tl.int64)
     own = sequence * H + head
     memory = tl.load(dS_final + own * size + cell, inside, 0.0).to(tl.float32)
-    summed = tl.load(dz_final + own * D + d, d < D, 0.0).to(tl.float32)
     begin, end = tl.load(first + sequence), tl.load(first + sequence + 1)
     for n in range(0, end - begin):
         chunk = end - 1 - n
@@ -255,13 +253,17 @@ def scan_backward(
         store_rows(dv, R, token, count, head, H, e, DV, CHUNK)
         memory = dot(tl.trans(rows(B, token, count, head, H, d, D, CHUNK)), g, DOT, memory)
         memory = dot(tl.trans(rows(K, token, count, head, H, d, D, CHUNK)), -x, DOT, memory)
-        if tl.program_id(1) == 0:
-            here = tl.load(dzsum + at.to(tl.int64) * D + d, NORMALIZE & (d < D), 0.0)
-            tl.store(dzsum + at.to(tl.int64) * D + d, summed, d < D)
-            summed += here
     tl.store(dS_initial + own * size + cell, memory, inside)
-    if tl.program_id(1) == 0:
-        tl.store(dz_initial + own * D + d, summed, d < D)
+
+
+@triton.jit
+def sum_queries(q, dD, dzsum, chunks, H, D, BD: tl.constexpr, ELU: tl.constexpr):
+    """The sum of dD q over each chunk [chunks, H, D]: what the denominators send back to z."""
+    chunk, head, token, count = place(chunks, H)
+    d = tl.arange(0, BD)
+    slope = column(dD, token, count, head, H, CHUNK)
+    total = tl.sum(features(q, token, count, head, H, d, D, CHUNK, ELU) * slope[:, None], 0)
+    tl.store(dzsum + (chunk * H + head).to(tl.int64) * D + d, total, d < D)
 
 
 @triton.jit
@@ -270,7 +272,10 @@ def finish(
     BD: tl.constexpr, BV: tl.constexpr, ELU: tl.constexpr, UNIT: tl.constexpr, NORMALIZE: tl.constexpr,
     GAIN: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """dP, and dk but for what reaches it through A."""
+    """dP [chunks, H, CHUNK, D], and dk but for what reaches it through A.
+
+    dP may lie where dS does, and dk where E does: a program reads its own before it writes.
+    """
     chunk, head, token, count = place(chunks, H)
     at = chunk * H + head
     d = tl.arange(0, BD)
@@ -278,48 +283,43 @@ def finish(
     past = i[:, None] >= i[None, :]
     if NORMALIZE:
         inverse = inverse_of(column(denominator, token, count, head, H, CHUNK), eps)
+    dK = tl.zeros([CHUNK, BD], tl.float32)
     da = tl.zeros([CHUNK, BD], tl.float32)
     X = tl.zeros([CHUNK, CHUNK], tl.float32)
     Y = tl.zeros([CHUNK, CHUNK], tl.float32)
     for begin in range(0, DV, BV):
         e = begin + tl.arange(0, BV)
+        R = operand(-rows(dv, token, count, head, H, e, DV, CHUNK), DOT)
         g = rows(do, token, count, head, H, e, DV, CHUNK)
         if NORMALIZE:
             g *= inverse[:, None]
         residual = operand(rows(E, token, count, head, H, e, DV, CHUNK), DOT)
         X = dot(g, tl.trans(residual), DOT, X)
-        Y = dot(rows(dv, token, count, head, H, e, DV, CHUNK), tl.trans(residual), DOT, Y)
+        Y = dot(R, tl.trans(residual), DOT, Y)
+        dK = dot(R, matrix(S0, at, e, DV, d, D), DOT, dK)
         da = dot(residual, matrix(dS, at, e, DV, d, D), DOT, da)
-    X = operand(tl.where(past, X, 0.0), DOT)
-    Y = operand(tl.where(i[:, None] > i[None, :], -Y, 0.0), DOT)
-    da = dot(tl.trans(X), features(q, token, count, head, H, d, D, CHUNK, ELU), DOT, da)
-    K = keys(features(k, token, count, head, H, d, D, CHUNK, ELU), norm, token, count, head, H, UNIT)
+    Y = operand(tl.where(i[:, None] > i[None, :], Y, 0.0), DOT)
+    written = operand(rows(a, token, count, head, H, d, D, CHUNK), DOT)
+    Q = operand(features(q, token, count, head, H, d, D, CHUNK, ELU), DOT)
+    F = features(k, token, count, head, H, d, D, CHUNK, ELU)
+    K = keys(F, norm, token, count, head, H, UNIT)
+    dK = dot(Y, written, DOT, dK)
+    da = dot(tl.trans(operand(tl.where(past, X, 0.0), DOT)), Q, DOT, da)
     da = dot(tl.trans(Y), K, DOT, da)
     by = column(gain, token, count, head, H, CHUNK)
-    along = by
     if GAIN == "unit":
-        da = unit_backward(da, rows(a, token, count, head, H, d, D, CHUNK), by[:, None])
+        da = unit_backward(da, written.to(tl.float32), by[:, None])
     elif GAIN == "projection":
-        along = tl.sum(da * rows(a, token, count, head, H, d, D, CHUNK), 1)
+        along = tl.sum(da * written, 1)
         da = (da - along[:, None] * K) * by[:, None]
-    store_rows(dP, da, token, count, head, H, d, D, CHUNK)
-    tl.debug_barrier()  # what follows is loaded again, not kept
-    dK = tl.zeros([CHUNK, BD], tl.float32)
-    for begin in range(0, DV, BV):
-        e = begin + tl.arange(0, BV)
-        R = -rows(dv, token, count, head, H, e, DV, CHUNK)
-        dK = dot(R, matrix(S0, at, e, DV, d, D), DOT, dK)
-    written = rows(a, token, count, head, H, d, D, CHUNK)
-    dK = dot(Y, written, DOT, dK)
-    if GAIN == "projection":
         dK -= along[:, None] * written
-    F = features(k, token, count, head, H, d, D, CHUNK, ELU)
+    tl.debug_barrier()
+    store_rows(dP, da, at * CHUNK, count, 0, 1, d, D, CHUNK)
     if UNIT:
-        inverse = column(norm, token, count, head, H, CHUNK)
-        dK = dK * inverse[:, None] - F * (tl.sum(F * dK, 1) * inverse * inverse * inverse)[:, None]
+        length = column(norm, token, count, head, H, CHUNK)
+        dK = dK * length[:, None] - F * (tl.sum(F * dK, 1) * length * length * length)[:, None]
     dK += tl.load(dz + at.to(tl.int64) * D + d, d < D, 0.0)[None, :]
     if NORMALIZE:
         slope = column(dD, token, count, head, H, CHUNK)
-        Q = features(q, token, count, head, H, d, D, CHUNK, ELU)
         dK = dot(tl.trans(operand(tl.where(past, slope[:, None], 0.0), DOT)), Q, DOT, dK)
     store_rows(dk, feature_backward(dK, F, ELU), token, count, head, H, d, D, CHUNK)

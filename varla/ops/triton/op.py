@@ -9,11 +9,12 @@ from torch import Tensor
 from varla.ops.chunk.op import decode, refuse_double_backward
 from varla.ops.packing import sequence_bounds
 from varla.ops.settings import VLASettings
+from varla.ops.triton.ahead import compile_ahead
 from varla.ops.triton.pipeline import Inputs, Kept, Pipeline, Precision, Shape, State, interpreted
 from varla.ops.triton.plan import CHUNK, make_plan, span_length, spans_needed
 
 
-def _pipeline(inputs: Sequence[Tensor], cu_seqlens: Tensor | None, text: str) -> Pipeline:
+def _pipeline(inputs: Sequence[Tensor], cu_seqlens: Tensor | None, text: str, backward: bool) -> Pipeline:
     B, T, H, D = inputs[0].shape
     lengths = (T,) * B if cu_seqlens is None else tuple(sequence_bounds(cu_seqlens, T)[1])
     settings, _ = decode(text)
@@ -21,7 +22,10 @@ def _pipeline(inputs: Sequence[Tensor], cu_seqlens: Tensor | None, text: str) ->
     precision = Precision.of(inputs[0].dtype, interpreted())
     shape = Shape.of(H, D, inputs[2].shape[-1], precision.buffer)
     plan = make_plan(lengths, span_length(B * T, H), inputs[0].device)
-    return Pipeline(plan, shape, precision, settings)
+    pipeline = Pipeline(plan, shape, precision, settings)
+    if inputs[0].is_cuda:
+        compile_ahead(pipeline, inputs[0].dtype, inputs[0].device, backward)
+    return pipeline
 
 
 def _flat(inputs: Sequence[Tensor]) -> Inputs:
@@ -32,18 +36,11 @@ def _flat(inputs: Sequence[Tensor]) -> Inputs:
 def _kept(inputs: Sequence[Tensor], sequences: int, packed: bool) -> Kept:
     """Empty buffers for what the forward keeps, their sizes from shapes alone."""
     q = inputs[0]
-    B, T, H, D = q.shape
+    B, T, H, _ = q.shape
     buffer = Precision.of(q.dtype, interpreted()).buffer
-    span = span_length(B * T, H)
     chunks = T // CHUNK + sequences if packed else B * -(-T // CHUNK)
-    return Kept(
-        q.new_empty(B * T, H, D, dtype=buffer),
-        *(q.new_empty(B * T, H, dtype=torch.float32) for _ in range(3)),
-        q.new_empty(chunks, H, CHUNK, CHUNK, dtype=buffer),
-        q.new_empty(chunks, H, CHUNK, CHUNK, dtype=buffer),
-        q.new_empty(spans_needed(sequences, B * T, span, packed), H, D, D, dtype=torch.float32),
-        q.new_empty(B * T, H, 16, dtype=torch.float32),
-    )
+    spans = spans_needed(sequences, B * T, span_length(B * T, H), packed)
+    return Kept.empty(q.flatten(0, 1), chunks, spans, buffer)
 
 
 @torch.library.custom_op("varla::vla_triton", mutates_args=())
@@ -63,7 +60,7 @@ def vla_triton(
     with _on(inputs[0]):
         x = _flat(inputs)
         S, A, z = (y.contiguous() for y in state)
-        o, *final = _pipeline(inputs, cu_seqlens, settings).forward(x, State(S, A, z, t), kept)
+        o, *final = _pipeline(inputs, cu_seqlens, settings, keep).forward(x, State(S, A, z, t), kept)
     return [o.view(inputs[2].shape), *final, *extra]
 
 
@@ -98,7 +95,7 @@ def vla_triton_backward(
         return [*(torch.zeros_like(x) for x in inputs), *(x.clone() for x in dfinal)]
     with _on(inputs[0]):
         S, A0, z = (y.contiguous() for y in state)
-        dinputs, dstate = _pipeline(inputs, cu_seqlens, settings).backward(
+        dinputs, dstate = _pipeline(inputs, cu_seqlens, settings, True).backward(
             _flat(inputs),
             State(S, A0, z, t),
             Kept(*kept),
@@ -135,13 +132,14 @@ def _on(x: Tensor) -> Iterator[None]:
 def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
     tensors, state, t, cu_seqlens, settings, _ = inputs
     ctx.settings = settings
+    ctx.set_materialize_grads(False)  # else zeros for everything kept
     _, _, A, _, *kept = output
     ctx.save_for_backward(*tensors, *state, t, cu_seqlens, A, *kept)
 
 
 def _backward(ctx, grads):  # type: ignore[no-untyped-def]
     q, k, v, u, S, A0, z, t, cu_seqlens, A, *kept = ctx.saved_tensors
-    do, *dfinal = grads[:4]
+    do, *dfinal = (torch.zeros_like(x) if g is None else g for g, x in zip(grads, (v, S, A0, z), strict=False))
     result = vla_triton_backward([q, k, v, u], [S, A0, z], t, cu_seqlens, ctx.settings, kept, A, do, dfinal)
     return result[:4], result[4:], None, None, None, None
 

@@ -47,9 +47,14 @@ def span_of(spans, H):
 
 
 @triton.jit
+def slot(chunk_first, sequence, position, head, H):
+    """Row of a token, by its position in its sequence, where rows are kept chunk by chunk: [chunks, H, 64, D]."""
+    return ((tl.load(chunk_first + sequence) + position // 64) * H + head) * 64 + position % 64
+
+
+@triton.jit
 def first_refresh(t, sequence, period):
     """Tokens until the next refresh, as int32, for a sequence that has seen t[sequence] tokens."""
-    period = period.to(tl.int64)
     return tl.minimum(period - tl.load(t + sequence) % period, 0x3FFFFFFF).to(tl.int32)
 
 
@@ -76,32 +81,37 @@ def symmetric(A):
 
 
 @triton.jit
-def directions(x, scale, WALK: tl.constexpr):
-    """(X, c, U) with U = c X of length `scale`, from loaded tokens x: products with X, in bfloat16, are exact."""
+def directions(x, scale, EXACT: tl.constexpr):
+    """(X, c, U) with U = c X of length `scale`, from loaded tokens x. EXACT: X is x, which bfloat16 holds."""
     U, inverse = unit(x.to(tl.float32), True)
-    if WALK == "bf16x3":
+    if EXACT:
         return x, inverse * scale, U * scale
     else:
         return U * scale, tl.full([1, STEP], 1.0, tl.float32), U * scale
 
 
 @triton.jit
-def times_U(x, X, c, WALK: tl.constexpr):
+def times_U(x, X, c, EXACT: tl.constexpr, WALK: tl.constexpr):
     """x U, with X and c from `directions`."""
-    if WALK == "bf16x3":
+    if EXACT:
         return dot(x, X, "left") * c
     else:
         return dot(x, X, WALK)
 
 
 @triton.jit
-def lower_factor(X, c, W, aside, REFRESH: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constexpr):
+def lower_factor(X, c, W, aside, REFRESH: tl.constexpr, EXACT: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constexpr):
     """L^-1 of one step, from W^T and what `directions` says of U^T. `aside`: 256 floats of memory."""
-    G = times_U(tl.trans(W), X, c, WALK)
     i = tl.arange(0, STEP)[:, None]
     j = tl.arange(0, STEP)[None, :]
-    if REFRESH:
-        G = tl.where(i > j, tl.trans(G), G)  # only the upper triangle is right
+    if EXACT:
+        G = dot(tl.trans(W), X, "left") * c
+        if REFRESH:
+            G = tl.where(i > j, tl.trans(G), G)  # only the upper triangle is right
+    else:
+        G = dot(tl.trans(X), W, WALK)
+        if REFRESH:
+            G = tl.where(i < j, tl.trans(G), G)  # only the lower triangle is right
     return cholesky_inverse(G + tl.where(i == j, 1.0, 0.0), aside, WARPS)
 
 
@@ -126,7 +136,7 @@ def forward_walk(
     k, u, start, t, spans, kept, final, a, gain, Js, kept_first, scratch,
     H, D, scale, period, eta, kept_every,
     BD: tl.constexpr, UPDATE: tl.constexpr, REFRESH: tl.constexpr, GAIN: tl.constexpr,
-    ELU: tl.constexpr, UNIT: tl.constexpr, PAST: tl.constexpr, WALK: tl.constexpr,
+    ELU: tl.constexpr, UNIT: tl.constexpr, PAST: tl.constexpr, WALK: tl.constexpr, EXACT: tl.constexpr,
     WARPS: tl.constexpr,
 ):  # fmt: skip
     """Write directions a [tokens, H, D], the number P was multiplied by, gain [tokens, H], and L^-1 in Js.
@@ -147,7 +157,7 @@ def forward_walk(
     for begin in range(0, count, STEP):
         here, more = token + begin, count - begin
         F = featured(next_k, more, d, D, STEP, ELU, True)
-        direction, c, U = directions(next_u, scale, WALK)
+        direction, c, U = directions(next_u, scale, EXACT)
         next_k = loaded(k, here + STEP, more - STEP, head, H, d, D, STEP, True)
         next_u = loaded(u, here + STEP, more - STEP, head, H, d, D, STEP, True)
         if kept_every > 0:
@@ -157,11 +167,11 @@ def forward_walk(
         P = dot(A, K, WALK)
         if UPDATE:
             before, until, total = beat(position + begin, more, left, period, eta)
-            W = times_U(A, direction, c, WALK)
+            W = times_U(A, direction, c, EXACT, WALK)
             if REFRESH:
                 W += U * before
                 P += K * until
-            J = lower_factor(direction, c, W, aside, REFRESH, WALK, WARPS)
+            J = lower_factor(direction, c, W, aside, REFRESH, EXACT, WALK, WARPS)
             store_rows(Js, J, here, more, head, H, i, STEP, STEP)
             Z = dot(W, tl.trans(J), WALK)
             P = dot(-Z, past(K, Z, PAST), PAST, P)
@@ -182,15 +192,16 @@ def forward_walk(
 
 @triton.jit
 def backward_walk(
-    k, u, gain, dP, dk, G, Zs, Ys, Js, PK, kept, t, spans,
+    k, u, gain, dP, dk, G, Zs, Ys, Js, PK, kept, t, spans, chunk_first,
     H, D, scale, period, eta,
     BD: tl.constexpr, UPDATE: tl.constexpr, REFRESH: tl.constexpr,
     ELU: tl.constexpr, UNIT: tl.constexpr, PAST: tl.constexpr, WALK: tl.constexpr,
 ):  # fmt: skip
     """A_t dp_t for every token: added to dk, through the key's normalisation and feature map. Js is the forward's.
 
-    Divided by the gain it is G [tokens, H, D]: what A^-1 gets from a token, -sym(A dp (A k)^T), is then -sym(g a^T).
-    With refresh, G gets Phi(dP) instead, and Zs, Ys, PK get Z, Y = L^-1 U and Phi(K), where Phi(X) = X - tril(X Z^T) Y.
+    Divided by the gain it is G, in place of dP: what A^-1 gets from a token, -sym(A dp (A k)^T), is then -sym(g a^T).
+    With refresh, dP stays, and [tokens, H, D] G, Zs, Ys and PK get Phi(dP), Z, Y = L^-1 U and Phi(K), where
+    Phi(X) = X - tril(X Z^T) Y.
     """
     span, head, token, count, sequence, position, _ = span_of(spans, H)
     d = tl.arange(0, BD)
@@ -199,25 +210,27 @@ def backward_walk(
     A = matrix(kept, span * H + head, d, D, d, D)
     left = first_refresh(t, sequence, period)
     next_u = loaded(u, token, count, head, H, d, D, STEP, True)
-    next_X = loaded(dP, token, count, head, H, d, D, STEP, True)
+    next_X = loaded(dP, slot(chunk_first, sequence, position, head, H), count, 0, 1, d, D, STEP, True)
     next_k = loaded(k, token, count, head, H, d, D, STEP, True)
     next_dk = loaded(dk, token, count, head, H, d, D, STEP, True)
     for begin in range(0, count, STEP):
         here, more = token + begin, count - begin
-        direction, c, U = directions(next_u, scale, WALK)
+        U = unit(next_u.to(tl.float32), True)[0] * scale
         X = next_X.to(tl.float32)
         F = featured(next_k, more, d, D, STEP, ELU, True)
         sofar = next_dk.to(tl.float32)
         J = rows(Js, here, more, head, H, i, STEP, STEP)
         next_u = loaded(u, here + STEP, more - STEP, head, H, d, D, STEP, True)
-        next_X = loaded(dP, here + STEP, more - STEP, head, H, d, D, STEP, True)
+        row = slot(chunk_first, sequence, position + begin, head, H)
+        next_row = slot(chunk_first, sequence, position + begin + STEP, head, H)
+        next_X = loaded(dP, next_row, more - STEP, 0, 1, d, D, STEP, True)
         next_k = loaded(k, here + STEP, more - STEP, head, H, d, D, STEP, True)
         next_dk = loaded(dk, here + STEP, more - STEP, head, H, d, D, STEP, True)
         K, inverse = normalized(F, UNIT, True)
         Y = dot(A, X, WALK)
         if UPDATE:
             before, until, total = beat(position + begin, more, left, period, eta)
-            W = times_U(A, direction, c, WALK)
+            W = dot(A, U, WALK)
             if REFRESH:
                 W += U * before
                 Y += X * until
@@ -231,10 +244,10 @@ def backward_walk(
                 store_rows(Ys, L, here, more, head, H, d, D, STEP, True)
                 store_rows(PK, dot(-L, past(K, Z, PAST), PAST, K), here, more, head, H, d, D, STEP, True)
                 store_rows(G, dot(-L, R, PAST, X), here, more, head, H, d, D, STEP, True)
-        if not REFRESH:
+        if UPDATE and not REFRESH:
             by = tl.load(gain + (here + i[None, :]).to(tl.int64) * H + head, i[None, :] < more, 0.0)
             by = tl.where(by == 0, 0.0, 1 / tl.where(by == 0, 1.0, by))
-            store_rows(G, Y * by, here, more, head, H, d, D, STEP, True)
+            store_rows(dP, Y * by, row, more, 0, 1, d, D, STEP, True)
         if UNIT:
             Y = unit_backward(Y, K, inverse, True)
         store_rows(dk, sofar + feature_backward(Y, F, ELU), here, more, head, H, d, D, STEP, True)
@@ -257,24 +270,25 @@ def square_sum(
 
 
 @triton.jit
-def running_sum(x, initial, total, first, H, SIZE, REVERSE: tl.constexpr, BLOCK: tl.constexpr):
+def running_sum(x, initial, total, first, H, SIZE, REVERSE: tl.constexpr, ENTRIES: tl.constexpr, BLOCK: tl.constexpr):
     """x [*, H, SIZE] to `initial` [sequences, H, SIZE] plus the sum of what comes earlier (REVERSE: later), in place.
 
     Entry n of x belongs to sequence s where first[s] <= n < first[s + 1]. `total` gets initial plus the whole sum.
     """
     sequence, head = tl.program_id(0) // H, tl.program_id(0) % H
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < SIZE
+    n = tl.arange(0, ENTRIES)
     begin, end = tl.load(first + sequence), tl.load(first + sequence + 1)
     own = (sequence * H + head).to(tl.int64) * SIZE + i
-    running = tl.load(initial + own, inside, 0.0)
-    for n in range(0, end - begin):
-        index = end - 1 - n if REVERSE else begin + n
-        where = x + (index * H + head).to(tl.int64) * SIZE + i
+    running = tl.load(initial + own, i < SIZE, 0.0)
+    for done in range(0, end - begin, ENTRIES):
+        index = end - 1 - done - n if REVERSE else begin + done + n
+        where = x + (index * H + head).to(tl.int64)[:, None] * SIZE + i[None, :]
+        inside = (done + n < end - begin)[:, None] & (i < SIZE)[None, :]
         here = tl.load(where, inside, 0.0)
-        tl.store(where, running, inside)
-        running += here
-    tl.store(total + own, running, inside)
+        tl.store(where, running[None, :] + (tl.cumsum(here, 0) - here), inside)
+        running += tl.sum(here, 0)
+    tl.store(total + own, running, i < SIZE)
 
 
 @triton.jit
@@ -322,7 +336,7 @@ def invert(x, spans, scratch, H, D, BD: tl.constexpr, SKIP: tl.constexpr, WALK: 
 @triton.jit
 def element_walk(
     u, t, spans, scratch, C, F, V, H, D, scale, period, eta,
-    BD: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constexpr,
+    BD: tl.constexpr, WALK: tl.constexpr, EXACT: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     """What a span does to A, whatever A is: A <- C + F (A^-1 + J)^-1 F^T, J the sum of v v^T over V [tokens, H, D].
 
@@ -338,12 +352,12 @@ def element_walk(
     next_u = loaded(u, token, count, head, H, d, D, STEP, True)
     for begin in range(0, count, STEP):
         here, more = token + begin, count - begin
-        direction, c, U = directions(next_u, scale, WALK)
+        direction, c, U = directions(next_u, scale, EXACT)
         next_u = loaded(u, here + STEP, more - STEP, head, H, d, D, STEP, True)
         before, until, total = beat(position + begin, more, left, period, eta)
-        W = times_U(X, direction, c, WALK) + U * before
-        v = times_U(E, direction, c, WALK)
-        J = lower_factor(direction, c, W, aside, True, WALK, WARPS)
+        W = times_U(X, direction, c, EXACT, WALK) + U * before
+        v = times_U(E, direction, c, EXACT, WALK)
+        J = lower_factor(direction, c, W, aside, True, EXACT, WALK, WARPS)
         Z = dot(W, tl.trans(J), WALK)
         v = dot(v, tl.trans(J), WALK)
         store_rows(V, v, here, more, head, H, d, D, STEP, True)
@@ -373,12 +387,12 @@ def compose(initial, C, F, J, starts, first, scratch, H, D, BD: tl.constexpr, WA
 
 @triton.jit
 def outer_sum(
-    G, a, k, spans, out, H, D,
+    G, a, k, spans, chunk_first, out, H, D,
     BD: tl.constexpr, BLOCK: tl.constexpr, FIXED: tl.constexpr,
     ELU: tl.constexpr, UNIT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """-sym(G^T a) of each span: out [spans, H, D, D]. FIXED: sym(G^T K), G being dP."""
-    span, head, token, count, _, _, _ = span_of(spans, H)
+    """-sym(G^T a) of each span: out [spans, H, D, D]. FIXED: sym(G^T K), G being dP. G [chunks, H, 64, D]."""
+    span, head, token, count, sequence, position, _ = span_of(spans, H)
     LEFT: tl.constexpr = "left" if DOT == "bf16" else DOT
     d = tl.arange(0, BD)
     total = tl.zeros([BD, BD], tl.float32)
@@ -388,37 +402,40 @@ def outer_sum(
             X = normalized(features(k, here, more, head, H, d, D, BLOCK, ELU), UNIT)[0]
         else:
             X = -rows(a, here, more, head, H, d, D, BLOCK)
-        total = dot(tl.trans(rows(G, here, more, head, H, d, D, BLOCK)), X, LEFT, total)
+        row = slot(chunk_first, sequence, position + begin, head, H)
+        total = dot(tl.trans(rows(G, row, more, 0, 1, d, D, BLOCK)), X, LEFT, total)
     store_matrix(out, symmetric(total), span * H + head, d, D, d, D)
 
 
 @triton.jit
-def direction_backward(u, a, G, dM, du, spans, H, D, scale, BD: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr):
+def direction_backward(
+    u, a, G, dM, du, spans, chunk_first, H, D, scale, BD: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr
+):
     """du without refresh. dM [spans, H, D, D]: gradient of A^-1 after each span.
 
     A^-1 only ever gains u u^T, so its gradient is a running sum of -sym(g_t a_t^T) from the right, and
-    dU = 2 U dM - triu(U a^T) G - triu(U G^T) a, dM being that after the block: linear attention, reversed. Tiles are
-    transposed, as in the walks. a is exact in bfloat16; G and dM are not, and keep 16 bits.
+    dU = 2 U dM - triu(U a^T) G - triu(U G^T) a, dM being that after the block: linear attention, reversed.
+    a is exact in bfloat16; G [chunks, H, 64, D] and dM are not, and keep 16 bits.
     """
     LEFT: tl.constexpr = "left" if DOT == "bf16" else DOT
     RIGHT: tl.constexpr = "right" if DOT == "bf16" else DOT
-    span, head, token, count, _, _, _ = span_of(spans, H)
+    span, head, token, count, sequence, position, _ = span_of(spans, H)
     d = tl.arange(0, BD)
-    later = tl.arange(0, BLOCK)[:, None] >= tl.arange(0, BLOCK)[None, :]
+    later = tl.arange(0, BLOCK)[:, None] <= tl.arange(0, BLOCK)[None, :]
     M = matrix(dM, span * H + head, d, D, d, D)
     blocks = tl.cdiv(count, BLOCK)
     for n in range(0, blocks):
         begin = (blocks - 1 - n) * BLOCK
         here, more = token + begin, count - begin
-        y, inverse = unit(rows(u, here, more, head, H, d, D, BLOCK, True), True)
-        P = operand(rows(a, here, more, head, H, d, D, BLOCK, True), DOT)
-        X = rows(G, here, more, head, H, d, D, BLOCK, True) * -0.5
-        dU = dot(M, y, LEFT)  # half of it
-        dU = dot(X, tl.where(later, dot(tl.trans(P), y, DOT), 0.0), LEFT, dU)
-        dU = dot(P, tl.where(later, dot(tl.trans(X), y, LEFT), 0.0), DOT, dU)
-        store_rows(du, unit_backward(dU * (2 * scale * scale), y, inverse, True), here, more, head, H, d, D, BLOCK, True)
-        M = dot(X, tl.trans(P), LEFT, M)
-        M = dot(P, tl.trans(X), RIGHT, M)
+        y, inverse = unit(rows(u, here, more, head, H, d, D, BLOCK))
+        P = operand(rows(a, here, more, head, H, d, D, BLOCK), DOT)
+        X = rows(G, slot(chunk_first, sequence, position + begin, head, H), more, 0, 1, d, D, BLOCK) * -0.5
+        dU = dot(y, M, RIGHT)  # half of it
+        dU = dot(tl.where(later, dot(y, tl.trans(P), DOT), 0.0), X, RIGHT, dU)
+        dU = dot(tl.where(later, dot(y, tl.trans(X), RIGHT), 0.0), P, DOT, dU)
+        store_rows(du, unit_backward(dU * (2 * scale * scale), y, inverse), here, more, head, H, d, D, BLOCK)
+        M = dot(tl.trans(X), P, LEFT, M)
+        M = dot(tl.trans(P), X, RIGHT, M)
 
 
 @triton.jit
@@ -473,7 +490,7 @@ def factor_backward(
         here, more = token + n * STEP, count - n * STEP
         Z = rows(Zs, here, more, head, H, d, D, STEP)
         U = unit(rows(u, here, more, head, H, d, D, STEP))[0] * scale
-        P = rows(dP, here, more, head, H, d, D, STEP)
+        P = rows(dP, (chunk * H + head) * 64 + n * STEP, more, 0, 1, d, D, STEP)
         K = normalized(features(k, here, more, head, H, d, D, STEP, ELU), UNIT)[0]
         J = rows(Js, here, more, head, H, i, STEP, STEP)
         before = tl.reshape(beat(position + n * STEP, more, left, period, eta)[0], [STEP, 1])

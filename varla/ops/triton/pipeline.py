@@ -1,12 +1,15 @@
 """The host side: which kernels run in which order, and what passes between them.
 
 Forward: A walks through each sequence (without refresh: through all spans at once, from inverses of prefix sums),
-leaving the write directions a; then `prepare`, `scan`, `read`. Kept for the backward: a, its gains, the denominators,
-T^-1 and W of every chunk, and A at the start of every span. Backward: `prepare` and `scan` again, `unread`, `turn`,
-`scan_backward`, `finish`; then the A part, on all spans at once.
+leaving the write directions a; then `prepare`, `scan`, `read`. Kept for the backward: a, its gains, the keys' norms,
+the denominators, T^-1 and W of every chunk, A at the start of every span, and the factors of every step. Then
+backward: `turn` and `scan_backward`, `prepare` and `scan` again, `unread`, `finish`; then the A part, on all spans at once.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +18,7 @@ from torch import Tensor
 
 from varla.ops.settings import VLASettings
 from varla.ops.triton import memory, penalty
-from varla.ops.triton.plan import Plan
+from varla.ops.triton.plan import CHUNK, Plan
 
 HUGE = 2**31 - 1
 FEW = 48  # heads, over all sequences: with more than that, walking each from its beginning is as fast as any other way
@@ -24,6 +27,12 @@ FEW = 48  # heads, over all sequences: with more than that, walking each from it
 def interpreted() -> bool:
     """Whether Triton runs kernels in its interpreter, on the CPU (TRITON_INTERPRET=1)."""
     return bool(triton.knobs.runtime.interpret)
+
+
+@lru_cache(maxsize=64)
+def second_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for each device, kept."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
@@ -36,9 +45,10 @@ class Shape:
     BD: int
     BV: int  # values in a tile
     wide: int  # in a tile of `read`
-    narrow: int  # in a tile of the scans: the rows of S are independent, and many programs hide each other's latency
+    narrow: tuple[int, int]  # in a tile of the scans, whose rows are independent: where heads are few, and where many
     warps: int  # where a D x D tile, or several of tokens, is in registers
     block: int  # tokens at once where the gradient of A^-1 is summed
+    half: bool  # buffers are bfloat16
     stages: int  # of loads under way, bounded by shared memory
     registers: int | None  # a thread may have, where many programs at a time beat few that never spill
 
@@ -52,13 +62,13 @@ class Shape:
 
         BD = tile(D)
         BV = tile(min(DV, 64 if half or D <= 64 else 32))
-        block = 32 if BD == 128 or not half else 64
         return cls(
             H, D, DV, BD, BV,
             wide=tile(min(DV, 128 if half else 32)),
-            narrow=min(BV, 32),
+            narrow=(16, BV if half and BD == 128 else min(BV, 32)),
             warps=8 if BD == 128 else 4,
-            block=block,
+            block=32 if BD == 128 or not half else 64,
+            half=half,
             stages=2 if half else 1,
             registers=128 if half else None,
         )  # fmt: skip
@@ -72,6 +82,11 @@ class Precision:
     dot: str  # the S part
     times: str  # A_t x_t
     walk: str  # A's own recurrence: its errors add up over a sequence
+
+    @property
+    def exact(self) -> bool:
+        """Whether products with the inputs themselves, in bfloat16, lose nothing."""
+        return self.dot == "bf16"
 
     @classmethod
     def of(cls, dtype: torch.dtype, interpreted: bool) -> "Precision":
@@ -102,7 +117,7 @@ class State(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What the backward needs of the forward: a [tokens, H, D]; norm, gain and denominator [tokens, H]; and the rest."""
+    """What the backward needs of the forward: a [tokens, H, D]; norm, gain, denominator [tokens, H]; and the rest."""
 
     a: Tensor
     norm: Tensor  # of the keys' features: 1 / |F|
@@ -113,15 +128,31 @@ class Kept(NamedTuple):
     A: Tensor  # [spans, H, D, D]
     J: Tensor  # [tokens, H, 16]: L^-1 of every step of the walk
 
+    @classmethod
+    def empty(cls, q: Tensor, chunks: int, spans: int, buffer: torch.dtype) -> "Kept":
+        """Room for it, for q [tokens, H, D]."""
+        tokens, H, D = q.shape
+        return cls(
+            a=q.new_empty(tokens, H, D, dtype=buffer),
+            norm=q.new_empty(tokens, H, dtype=torch.float32),
+            gain=q.new_empty(tokens, H, dtype=torch.float32),
+            denominator=q.new_empty(tokens, H, dtype=torch.float32),
+            tinv=q.new_empty(chunks, H, CHUNK, CHUNK, dtype=buffer),
+            W=q.new_empty(chunks, H, CHUNK, CHUNK, dtype=buffer),
+            A=q.new_empty(spans, H, D, D, dtype=torch.float32),
+            J=q.new_empty(tokens, H, penalty.STEP.value, dtype=torch.float32),
+        )
+
 
 @dataclass(frozen=True)
 class Pipeline:
-    """One call's constants: its plan, shapes, precision and scalars."""
+    """One call's constants: its plan, shapes, precision and scalars. `dry`: compile the kernels, launch none."""
 
     plan: Plan
     shape: Shape
     precision: Precision
     settings: VLASettings
+    dry: bool = False
 
     def forward(self, x: Inputs, state: State, kept: Kept) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(o, S, A, z): outputs [tokens, H, DV] and the state after the last token. Fills `kept`."""
@@ -131,8 +162,10 @@ class Pipeline:
         del tk
         o = torch.empty_like(x.v)
         s = self.shape
-        memory.read[len(self.plan.chunks) * s.H, triton.cdiv(s.DV, s.wide)](
-            x.q, x.k, x.v, kept.norm, kept.W, S0, z0, o, kept.denominator, self.plan.chunks, s.H, s.D, s.DV, self.settings.eps,
+        self._launch(
+            memory.read, (len(self.plan.chunks) * s.H, triton.cdiv(s.DV, s.wide)),
+            x.q, x.k, x.v, kept.norm, kept.W, S0, z0, o, kept.denominator, self.plan.chunks,
+            s.H, s.D, s.DV, self.settings.eps,
             **self._tiles(s.wide), **self._how("ELU", "UNIT", "NORMALIZE"), DOT=self.precision.dot,
             num_warps=s.warps, maxnreg=s.registers,
         )  # fmt: skip
@@ -144,36 +177,37 @@ class Pipeline:
         """Gradients of the inputs, and of the initial S, A and z. `A` is what the forward returned."""
         s, plan = self.shape, self.plan
         per_chunk = len(plan.chunks) * s.H
+        with self._beside() as join:
+            dv, dSs, dS_initial = self._scan_backward(x, kept, do, dS)
         tk, E, z0 = self._prepare(x, kept, solved=True)
         S0 = self._scan(tk, E, z0, kept.a, state)[0]
+        join()
         del tk
         dD, dzs, dq = torch.empty_like(kept.denominator), torch.empty_like(z0), torch.empty_like(x.q)
-        memory.unread[(per_chunk,)](
+        self._launch(
+            memory.unread, (per_chunk,),
             x.q, x.k, kept.a, E, S0, z0, do, kept.denominator, dD, dq,
             plan.chunks, s.H, s.D, s.DV, self.settings.eps,
             **self._tiles(s.BV), **self._how("ELU", "NORMALIZE"), DOT=self.precision.dot,
-            num_warps=s.warps, num_stages=s.stages, maxnreg=s.registers,
+            num_warps=8, num_stages=s.stages, maxnreg=s.registers,
         )  # fmt: skip
-        ta, B, K = (torch.empty_like(kept.a) for _ in range(3))
-        memory.turn[(per_chunk,)](
-            x.q, x.k, kept.a, kept.norm, kept.tinv, kept.W, dD, ta, B, K, dzs, plan.chunks, s.H, s.D,
-            BD=s.BD, **self._how("ELU", "UNIT", "NORMALIZE"), DOT=self.precision.dot, num_warps=4, maxnreg=s.registers,
-        )  # fmt: skip
-        dv, dSs = torch.empty_like(x.v), torch.empty_like(S0)
-        dS_initial, dz_initial = torch.empty_like(dS), torch.empty_like(dz)
-        memory.scan_backward[len(plan.whole) * s.H, triton.cdiv(s.DV, s.narrow)](
-            ta, B, K, kept.W, do, kept.denominator, dS, dz, dzs, dSs, dv, dS_initial, dz_initial,
-            plan.chunks, plan.first, s.H, s.D, s.DV, self.settings.eps,
-            **self._tiles(s.narrow), **self._how("NORMALIZE"), DOT=self.precision.dot, num_warps=4,
-        )  # fmt: skip
-        dk = ta  # whose work is done
-        del B, K
-        dP = torch.empty_like(x.q, dtype=torch.float32)
-        memory.finish[(per_chunk,)](
+        dz_initial = torch.empty_like(dz)
+        if self.settings.normalizer:
+            self._launch(
+                memory.sum_queries, (per_chunk,),
+                x.q, dD, dzs, plan.chunks, s.H, s.D, BD=s.BD, **self._how("ELU"), num_warps=4,
+            )  # fmt: skip
+        else:
+            dzs.zero_()
+        self._running_sum(dzs, dz, dz_initial, plan.first, reverse=True)
+        dk = E if s.DV == s.D else torch.empty_like(kept.a)
+        dP = self._rows_by_chunk(dSs)
+        self._launch(
+            memory.finish, (per_chunk,),
             x.q, x.k, kept.a, kept.norm, kept.gain, E, S0, do, kept.denominator, dD, dv, dSs, dzs, dk, dP,
             plan.chunks, s.H, s.D, s.DV, self.settings.eps,
-            **self._tiles(s.BV), **self._how("ELU", "UNIT", "NORMALIZE", "GAIN"), DOT=self.precision.dot,
-            num_warps=s.warps, num_stages=s.stages,
+            **self._tiles(min(s.BV, 32)), **self._how("ELU", "UNIT", "NORMALIZE", "GAIN"), DOT=self.precision.dot,
+            num_warps=4, num_stages=s.stages,
         )  # fmt: skip
         del E, S0, dSs
         du, dA_initial = self._directions_backward(x, state, kept, dP, dk, A, dA)
@@ -200,8 +234,18 @@ class Pipeline:
         return self.settings.beat is not None and not few
 
     @property
+    def _few(self) -> bool:
+        """Whether a program to each head and tile of values leaves much of a large GPU idle."""
+        s = self.shape
+        return len(self.plan.whole) * s.H * -(-s.DV // s.narrow[1]) < 128
+
+    @property
+    def _narrow(self) -> int:
+        return self.shape.narrow[0 if self._few else 1]
+
+    @property
     def _unit(self) -> bool:
-        """Whether the keys that meet A are normalised. Gain "unit" divides A k by its length: theirs does not matter."""
+        """Whether keys are normalised before A meets them. Gain "unit" divides A k by its length: theirs has no say."""
         return self.settings.normalize_key and self.settings.gain != "unit"
 
     @property
@@ -215,11 +259,13 @@ class Pipeline:
         if not self._serial:
             (self._starts if self.settings.beat is None else self._starts_refreshed)(x.u, state, kept)
         spans, start = (plan.whole, state.A) if self._serial else (plan.spans, kept.A)
-        penalty.forward_walk[(len(spans) * s.H,)](
+        self._launch(
+            penalty.forward_walk, (len(spans) * s.H,),
             x.k, x.u, start, state.t, spans, kept.A, final, kept.a, kept.gain, kept.J, plan.span_first,
             self._scratch(len(spans), state.A),
             s.H, s.D, self.settings.penalty_scale, *self._beat, plan.span if self._serial else 0,
-            BD=s.BD, **self._how("UPDATE", "REFRESH", "GAIN", "ELU"), **self._walk(), WARPS=s.warps,
+            BD=s.BD, **self._how("UPDATE", "REFRESH", "GAIN", "ELU"), **self._walk(),
+            EXACT=self.precision.exact, WARPS=s.warps,
         )  # fmt: skip
         return final
 
@@ -229,7 +275,7 @@ class Pipeline:
         self._square_sum(u, out, unit=True)
         M, total = A.clone(), torch.empty_like(A)
         self._invert(M, skip=False)
-        self._running_sum(out, M, total, reverse=False)
+        self._running_sum(out, M, total, plan.span_first, reverse=False)
         self._invert(out, skip=True)
         out[plan.span_first[:-1].long()] = (A + A.mT) / 2
 
@@ -238,21 +284,24 @@ class Pipeline:
         s, plan, out = self.shape, self.plan, kept.A
         C, F, J = (torch.empty_like(out) for _ in range(3))
         V = torch.empty_like(u, dtype=torch.float32)
-        penalty.element_walk[(len(plan.spans) * s.H,)](
+        self._launch(
+            penalty.element_walk, (len(plan.spans) * s.H,),
             u, state.t, plan.spans, self._scratch(len(plan.spans), out), C, F, V,
             s.H, s.D, self.settings.penalty_scale, *self._beat,
-            BD=s.BD, WALK=self.precision.walk, WARPS=2 * s.warps, num_warps=2 * s.warps,
+            BD=s.BD, WALK=self.precision.walk, EXACT=self.precision.exact, WARPS=s.warps, num_warps=s.warps,
         )  # fmt: skip
         self._square_sum(V, J, unit=False)
         programs = len(plan.whole) * s.H
-        penalty.compose[(programs,)](
+        self._launch(
+            penalty.compose, (programs,),
             state.A, C, F, J, out, plan.span_first, out.new_empty(programs, 16, s.BD + 16), s.H, s.D,
             BD=s.BD, WALK="tf32x3", WARPS=s.warps, num_warps=s.warps,
         )  # fmt: skip
 
     def _square_sum(self, u: Tensor, out: Tensor, unit: bool) -> None:
         s, plan = self.shape, self.plan
-        penalty.square_sum[(len(plan.spans) * s.H,)](
+        self._launch(
+            penalty.square_sum, (len(plan.spans) * s.H,),
             u, plan.spans, out, s.H, s.D, self.settings.penalty_scale,
             BD=s.BD, BLOCK=32, UNIT=unit, WALK=self.precision.walk, num_warps=s.warps,
         )  # fmt: skip
@@ -261,17 +310,19 @@ class Pipeline:
         s = self.shape
         programs = (len(self.plan.spans) if skip else len(self.plan.whole)) * s.H
         scratch = x.new_empty(programs, 16, s.BD + 16)
-        penalty.invert[(programs,)](
+        self._launch(
+            penalty.invert, (programs,),
             x, self.plan.spans, scratch, s.H, s.D,
             BD=s.BD, SKIP=skip, WALK=self.precision.walk, WARPS=s.warps, num_warps=s.warps,
         )  # fmt: skip
 
-    def _running_sum(self, x: Tensor, initial: Tensor, total: Tensor, reverse: bool) -> None:
-        """Over the spans of each sequence: see the kernel."""
-        size = self.shape.D**2
-        penalty.running_sum[len(self.plan.whole) * self.shape.H, triton.cdiv(size, 1024)](
-            x, initial, total, self.plan.span_first, self.shape.H, size, REVERSE=reverse, BLOCK=1024, num_warps=4
-        )
+    def _running_sum(self, x: Tensor, initial: Tensor, total: Tensor, first: Tensor, reverse: bool) -> None:
+        """Over the spans or chunks of each sequence, as `first` says: see the kernel."""
+        s, size = self.shape, initial[0, 0].numel()
+        self._launch(
+            penalty.running_sum, (len(self.plan.whole) * s.H, triton.cdiv(size, 128)),
+            x, initial, total, first, s.H, size, REVERSE=reverse, ENTRIES=16, BLOCK=128, num_warps=4,
+        )  # fmt: skip
 
     def _directions_backward(
         self, x: Inputs, state: State, kept: Kept, dP: Tensor, dk: Tensor, A: Tensor, dA: Tensor
@@ -280,34 +331,38 @@ class Pipeline:
         s, plan, beat = self.shape, self.plan, self._beat
         programs = (len(plan.spans) * s.H,)
         refresh = self.settings.beat is not None
-        Z, Y, K, V = (torch.empty_like(kept.a) if refresh else dP for _ in range(4))
-        G = torch.empty_like(kept.a if refresh else dP)
-        penalty.backward_walk[programs](
-            x.k, x.u, kept.gain, dP, dk, G, Z, Y, kept.J, K, kept.A, state.t, plan.spans,
+        G, Z, Y, K, V = (torch.empty_like(kept.a) if refresh else dP for _ in range(5))
+        self._launch(
+            penalty.backward_walk, programs,
+            x.k, x.u, kept.gain, dP, dk, G, Z, Y, kept.J, K, kept.A, state.t, plan.spans, plan.first,
             s.H, s.D, self.settings.penalty_scale, *beat,
             BD=s.BD, **self._how("UPDATE", "REFRESH", "ELU"), **self._walk(),
         )  # fmt: skip
         if refresh:
             initial = torch.empty_like(dA)
-            penalty.gradient_scan[(len(plan.whole) * s.H,)](
-                Z, Y, G, K, dA, initial, V, plan.whole, s.H, s.D, BD=s.BD, DOT=self.precision.dot, num_warps=s.warps
-            )
+            self._launch(
+                penalty.gradient_scan, (len(plan.whole) * s.H,),
+                Z, Y, G, K, dA, initial, V, plan.whole, s.H, s.D, BD=s.BD, DOT=self.precision.dot, num_warps=s.warps,
+            )  # fmt: skip
             return self._refreshed(x, state, kept, dP, V, Z, Y, G), initial
         sums = torch.empty_like(kept.A[: len(plan.spans)])
         total = torch.empty_like(state.A)
         fixed = not self.settings.update_penalty
-        penalty.outer_sum[programs](
-            dP if fixed else G, kept.a, x.k, plan.spans, sums, s.H, s.D,
-            BD=s.BD, BLOCK=s.block, FIXED=fixed, **self._how("ELU"), UNIT=self._unit, DOT=self.precision.dot, num_warps=s.warps,
+        self._launch(
+            penalty.outer_sum, programs,
+            G, kept.a, x.k, plan.spans, plan.first, sums, s.H, s.D,
+            BD=s.BD, BLOCK=64 if s.half else 32, FIXED=fixed, **self._how("ELU"), UNIT=self._unit,
+            DOT=self.precision.dot, num_warps=4, num_stages=1,
         )  # fmt: skip
         if fixed:
-            self._running_sum(sums, dA, total, reverse=True)
+            self._running_sum(sums, dA, total, plan.span_first, reverse=True)
             return torch.zeros_like(x.u), (total + total.mT) / 2
         # In information form: the gradient of A^-1 after the last token, then before the first.
-        self._running_sum(sums, -A @ ((dA + dA.mT) / 2) @ A, total, reverse=True)
+        self._running_sum(sums, -A @ ((dA + dA.mT) / 2) @ A, total, plan.span_first, reverse=True)
         du = torch.empty_like(x.u)
-        penalty.direction_backward[programs](
-            x.u, kept.a, G, sums, du, plan.spans, s.H, s.D, self.settings.penalty_scale,
+        self._launch(
+            penalty.direction_backward, programs,
+            x.u, kept.a, G, sums, du, plan.spans, plan.first, s.H, s.D, self.settings.penalty_scale,
             BD=s.BD, BLOCK=s.block, DOT=self.precision.dot, num_warps=s.warps, num_stages=s.stages,
         )  # fmt: skip
         M = state.A.clone()
@@ -319,14 +374,16 @@ class Pipeline:
     ) -> Tensor:
         """du with refresh. X and rest are memory to use."""
         s, plan, scalars = self.shape, self.plan, (self.settings.penalty_scale, *self._beat)
-        penalty.factor_backward[(len(plan.chunks) * s.H,)](
+        self._launch(
+            penalty.factor_backward, (len(plan.chunks) * s.H,),
             x.k, x.u, dP, V, Z, kept.J, X, rest, plan.chunks, plan.places, state.t, s.H, s.D, *scalars,
             BD=s.BD, STEPS=4, **self._how("ELU"), UNIT=self._unit, DOT=self.precision.times, num_warps=4,
         )  # fmt: skip
         du = torch.empty_like(x.u)
-        penalty.direction_walk[(len(plan.spans) * s.H,)](
+        self._launch(
+            penalty.direction_walk, (len(plan.spans) * s.H,),
             x.u, X, rest, Z, du, kept.A, state.t, plan.spans, s.H, s.D, *scalars,
-            BD=s.BD, DOT=self.precision.times, WALK=self.precision.walk, num_warps=s.warps,
+            BD=s.BD, DOT=self.precision.times, WALK=self.precision.walk, num_warps=4 if s.half else s.warps,
         )  # fmt: skip
         return du
 
@@ -335,13 +392,15 @@ class Pipeline:
     def _prepare(self, x: Inputs, kept: Kept, solved: bool) -> tuple[Tensor, Tensor, Tensor]:
         """(Tk, Tv, sums of the key features) of every chunk."""
         s, plan = self.shape, self.plan
+        options = {"num_warps": s.warps} if solved else {"num_warps": 4, "maxnreg": 168 if s.half else None}
         tk = torch.empty_like(kept.a)
         tv = torch.empty_like(x.v, dtype=self.precision.buffer)
         zsum = x.k.new_empty(len(plan.chunks), s.H, s.D, dtype=torch.float32)
-        memory.prepare[(len(plan.chunks) * s.H,)](
+        self._launch(
+            memory.prepare, (len(plan.chunks) * s.H,),
             x.q, x.k, x.v, kept.a, kept.norm, kept.tinv, kept.W, tk, tv, zsum, plan.chunks, s.H, s.D, s.DV,
             **self._tiles(s.BV), **self._how("ELU", "UNIT"), SOLVED=solved,
-            DOT=self.precision.dot, SOLVE=self.precision.times, WARPS=4, num_warps=4, maxnreg=s.registers,
+            DOT=self.precision.dot, SOLVE=self.precision.times, **options,
         )  # fmt: skip
         return tk, tv, zsum
 
@@ -350,11 +409,61 @@ class Pipeline:
         s, plan = self.shape, self.plan
         S0 = a.new_empty(len(plan.chunks), s.H, s.DV, s.D)
         S, z = torch.empty_like(state.S), torch.empty_like(state.z)
-        memory.scan[len(plan.whole) * s.H, triton.cdiv(s.DV, s.narrow)](
+        self._launch(
+            memory.scan, (len(plan.whole) * s.H, triton.cdiv(s.DV, self._narrow)),
             tk, E, a, state.S, state.z, z0, S0, S, z, plan.chunks, plan.first, s.H, s.D, s.DV,
-            **self._tiles(s.narrow), DOT=self.precision.dot, num_warps=4,
+            **self._tiles(self._narrow), DOT=self.precision.dot, num_warps=4,
         )  # fmt: skip
         return S0, S, z
+
+    def _scan_backward(self, x: Inputs, kept: Kept, do: Tensor, dS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(dv, dS after every chunk, dS before the first)."""
+        s, plan, narrow = self.shape, self.plan, min(self._narrow, 32)
+        ta, B, K = (torch.empty_like(kept.a) for _ in range(3))
+        self._launch(
+            memory.turn, (len(plan.chunks) * s.H,),
+            x.q, x.k, kept.a, kept.norm, kept.tinv, kept.W, ta, B, K, plan.chunks, s.H, s.D,
+            BD=s.BD, **self._how("ELU", "UNIT"), DOT=self.precision.dot, num_warps=s.warps, maxnreg=s.registers,
+        )  # fmt: skip
+        dv, initial = torch.empty_like(x.v), torch.empty_like(dS)
+        dSs = kept.a.new_empty(len(plan.chunks), s.H, s.DV, s.D)
+        self._launch(
+            memory.scan_backward, (len(plan.whole) * s.H, triton.cdiv(s.DV, narrow)),
+            ta, B, K, kept.W, do, kept.denominator, dS, dSs, dv, initial,
+            plan.chunks, plan.first, s.H, s.D, s.DV, self.settings.eps,
+            **self._tiles(narrow), **self._how("NORMALIZE"), DOT=self.precision.dot, num_warps=4,
+        )  # fmt: skip
+        return dv, dSs, initial
+
+    def _rows_by_chunk(self, over: Tensor) -> Tensor:
+        """Memory for [chunks, H, CHUNK, D] float32: that of `over` where its chunks are of the same size."""
+        s, chunks = self.shape, len(self.plan.chunks)
+        if over.nbytes == 4 * chunks * s.H * CHUNK * s.D:
+            return over.view(torch.float32).view(chunks, s.H, CHUNK, s.D)
+        return over.new_empty(chunks, s.H, CHUNK, s.D, dtype=torch.float32)
+
+    @contextmanager
+    def _beside(self) -> Iterator[Callable[[], None]]:
+        """Where heads are few: launches go to a second stream, until the yielded function joins it.
+
+        The two scans of the backward then run at once; else one after the other, and what only the first one needs is
+        freed before the second. What is allocated inside belongs to the second stream's pool, which waits for the first
+        stream before it is used again.
+        """
+        device = self.plan.chunks.device
+        if not self._few or device.type != "cuda":
+            yield lambda: None
+            return
+        main, other = torch.cuda.current_stream(device), second_stream(device)
+        other.wait_stream(main)
+        with torch.cuda.stream(other):
+            yield lambda: main.wait_stream(other)
+
+    def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+        if self.dry:
+            kernel.warmup(*arguments, grid=grid, **options)
+        else:
+            kernel[grid](*arguments, **options)
 
     def _scratch(self, programs: int, like: Tensor) -> Tensor:
         """256 floats for each program of a walk (see pieces.cholesky_inverse)."""

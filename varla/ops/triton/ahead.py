@@ -1,0 +1,56 @@
+"""Compiling ahead: every kernel that a configuration can need, at its first call, in threads.
+
+Compiled one by one, as calls come to them, the kernels of a training step take half a minute. What a call launches
+depends on its lengths too: one span or many, few heads or many. All of it is compiled here, so that no later length or
+batch compiles anything.
+"""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import torch
+import triton
+
+from varla.ops.settings import VLASettings
+from varla.ops.triton.pipeline import Inputs, Kept, Pipeline, State
+from varla.ops.triton.plan import CHUNK, make_plan
+
+_done: set[tuple[object, ...]] = set()
+
+
+def compile_ahead(pipeline: Pipeline, dtype: torch.dtype, device: torch.device, backward: bool) -> None:
+    """Compile what calls like this one can launch, for inputs of the given type: once in a process."""
+    s = pipeline.shape
+    key = (s, pipeline.precision, _switches(pipeline.settings), dtype, device)
+    if (*key, True) in _done or (*key, backward) in _done:
+        return
+    several = -(-128 // s.H)  # sequences: as many heads as fill a GPU
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads, triton.AsyncCompileMode(threads):
+        for lengths in ((CHUNK,), (8 * CHUNK,), (CHUNK,) * several):
+            plan = make_plan(lengths, CHUNK, device)
+            _rehearse(replace(pipeline, plan=plan, dry=True), lengths, dtype, device, backward)
+    _done.add((*key, backward))
+
+
+def _switches(settings: VLASettings) -> tuple[object, ...]:
+    """What the kernels are compiled for; the numbers are handed to them."""
+    s = settings
+    return s.feature_map, s.normalize_key, s.normalizer, s.gain, s.update_penalty, s.beat is None
+
+
+def _rehearse(
+    pipeline: Pipeline, lengths: tuple[int, ...], dtype: torch.dtype, device: torch.device, backward: bool
+) -> None:
+    """A call and its backward, but for the launches. Nothing it computes is used."""
+    s, N, tokens = pipeline.shape, len(lengths), sum(lengths)
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    x = Inputs(*(empty(tokens, s.H, size, dtype=dtype) for size in (s.D, s.D, s.DV, s.D)))
+    state = State(empty(N, s.H, s.DV, s.D), empty(N, s.H, s.D, s.D), empty(N, s.H, s.D), empty(N, dtype=torch.int64))
+    kept = Kept.empty(x.q, len(pipeline.plan.chunks), len(pipeline.plan.spans), pipeline.precision.buffer)
+    o, S, A, z = pipeline.forward(x, state, kept)
+    if backward:
+        pipeline.backward(x, state, kept, A, o, S, A, z)
