@@ -3,7 +3,7 @@
 Forward: A walks through each sequence (without refresh: through all spans at once, from inverses of prefix sums),
 leaving the write directions a; then `prepare`, `scan`, `read`. Kept for the backward: a, its gains, the keys' norms,
 the denominators, T^-1 and W of every chunk, A at the start of every span, and the factors of every step. Then
-backward: `turn` and `scan_backward`, `prepare` and `scan` again, `unread`, `finish`; then the A part, on all spans at once.
+backward: `turn` and `scan_backward`, `prepare` and `scan` again, `unread`, `finish`; and the A part, on all spans.
 """
 
 from collections.abc import Callable, Iterator
