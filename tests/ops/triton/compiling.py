@@ -79,7 +79,7 @@ def main(arch: int, dtype: torch.dtype, D: int, refresh: int | None) -> None:
     x = Inputs(*(torch.randn(T, H, D).to(dtype) for _ in range(4)))
     precision = Precision.of(dtype, interpreted=False)
     plan = make_plan((T,), span_length(T, H), torch.device("cpu"))
-    pipeline = Pipeline(plan, Shape.of(H, D, D, precision.buffer), precision, settings)
+    pipeline = Pipeline(plan, Shape.of(H, D, D, precision.buffer, arch // 10), precision, settings)
     state = State(torch.zeros(1, H, D, D), torch.eye(D).repeat(1, H, 1, 1), torch.zeros(1, H, D), torch.zeros(1).long())
     kept = _kept([y[None] for y in x], 1, False)
     o, S, A, z = pipeline.forward(x, state, kept)

@@ -16,11 +16,11 @@ SHARED = {80: 166_912, 90: 232_448}  # bytes a block may have
 @pytest.mark.parametrize(
     ("arch", "dtype", "D", "refresh", "spilled", "known"),
     [
-        (80, "bfloat16", 64, 20, 800, {}),
-        (80, "bfloat16", 128, 0, 800, {"backward_walk": 1032, "direction_backward": 2504}),
-        (90, "bfloat16", 64, 0, 200, {"prepare": 280, "direction_backward": 472}),
-        (90, "bfloat16", 128, 20, 900, {"backward_walk": 976}),
-        (90, "float32", 64, 20, 1500, {"prepare": 1920, "finish": 1696}),
+        (80, "bfloat16", 64, 20, 500, {}),
+        (80, "bfloat16", 128, 0, 500, {"direction_backward": 1112}),
+        (90, "bfloat16", 64, 0, 200, {"direction_backward": 240}),
+        (90, "bfloat16", 128, 20, 900, {"finish": 1088}),
+        (90, "float32", 64, 20, 500, {"prepare": 2024, "finish": 1080}),
     ],
 )
 def test_compiles_and_fits(arch: int, dtype: str, D: int, refresh: int, spilled: int, known: dict[str, int]) -> None:

@@ -20,7 +20,8 @@ def _pipeline(inputs: Sequence[Tensor], cu_seqlens: Tensor | None, text: str, ba
     settings, _ = decode(text)
     assert isinstance(settings, VLASettings)
     precision = Precision.of(inputs[0].dtype, interpreted())
-    shape = Shape.of(H, D, inputs[2].shape[-1], precision.buffer)
+    capability = torch.cuda.get_device_capability(inputs[0].device)[0] if inputs[0].is_cuda else 9
+    shape = Shape.of(H, D, inputs[2].shape[-1], precision.buffer, capability)
     plan = make_plan(lengths, span_length(B * T, H), inputs[0].device)
     pipeline = Pipeline(plan, shape, precision, settings)
     if inputs[0].is_cuda:

@@ -318,19 +318,37 @@ def inverse(M, aside, D, BD: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constex
 
 
 @triton.jit
-def invert(x, spans, scratch, H, D, BD: tl.constexpr, SKIP: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constexpr):
-    """The inverse of every symmetric positive definite x [*, H, D, D], in place.
-
-    SKIP: x belongs to spans [*, 5], and the first of a sequence is left alone.
-    """
-    entry, head = tl.program_id(0) // H, tl.program_id(0) % H
-    if SKIP:
-        if tl.load(spans + entry * 5 + 3) == 0:
-            return
+def invert(x, out, scratch, D, BD: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constexpr):
+    """out = the inverse of every symmetric positive definite x [*, D, D]. They may be the same memory."""
+    entry = tl.program_id(0)
     d = tl.arange(0, BD)
-    M = symmetric(matrix(x, entry * H + head, d, D, d, D))
+    aside = scratch + entry.to(tl.int64) * (STEP * (BD + STEP))
+    M = symmetric(matrix(x, entry, d, D, d, D))
+    store_matrix(out, inverse(M, aside, D, BD, WALK, WARPS), entry, d, D, d, D)
+
+
+@triton.jit
+def invert_spans(x, initial, spans, scratch, H, D, BD: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constexpr):
+    """The same for the spans of sequences, x [spans, H, D, D] in place; but the first of each becomes `initial`."""
+    span, head, _, _, sequence, position, _ = span_of(spans, H)
+    d = tl.arange(0, BD)
     aside = scratch + tl.program_id(0).to(tl.int64) * (STEP * (BD + STEP))
-    store_matrix(x, inverse(M, aside, D, BD, WALK, WARPS), entry * H + head, d, D, d, D)
+    if position == 0:
+        M = symmetric(matrix(initial, sequence * H + head, d, D, d, D))
+    else:
+        M = inverse(symmetric(matrix(x, span * H + head, d, D, d, D)), aside, D, BD, WALK, WARPS)
+    store_matrix(x, M, span * H + head, d, D, d, D)
+
+
+@triton.jit
+def sandwich(x, y, out, D, BD: tl.constexpr, BLOCK: tl.constexpr):
+    """out = -X sym(Y) X for symmetric X, BLOCK columns of it: a gradient through an inverse. All [*, D, D]."""
+    entry = tl.program_id(0)
+    d = tl.arange(0, BD)
+    e = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    Y = symmetric(matrix(y, entry, d, D, d, D))
+    half = dot(Y, matrix(x, entry, d, D, e, D), "tf32x3")
+    store_matrix(out, -dot(matrix(x, entry, d, D, d, D), half, "tf32x3"), entry, d, D, e, D)
 
 
 @triton.jit

@@ -47,15 +47,17 @@ class Shape:
     wide: int  # in a tile of `read`
     narrow: tuple[int, int]  # in a tile of the scans, whose rows are independent: where heads are few, and where many
     warps: int  # where a D x D tile, or several of tokens, is in registers
+    finishing: int  # warps of `finish`
     block: int  # tokens at once where the gradient of A^-1 is summed
     half: bool  # buffers are bfloat16
     stages: int  # of loads under way, bounded by shared memory
     registers: int | None  # a thread may have, where many programs at a time beat few that never spill
+    most: int | None  # and anywhere: for Ampere, ptxas settles for 32 where it finds no allocation it likes
 
     @classmethod
-    def of(cls, H: int, D: int, DV: int, buffer: torch.dtype) -> "Shape":
-        """The configuration for a shape: one choice, no tuning."""
-        half = buffer == torch.bfloat16
+    def of(cls, H: int, D: int, DV: int, buffer: torch.dtype, capability: int = 9) -> "Shape":
+        """The configuration for a shape, and a GPU of this compute capability: one choice, no tuning."""
+        half, hopper = buffer == torch.bfloat16, capability >= 9
 
         def tile(size: int) -> int:
             return max(16, int(triton.next_power_of_2(size)))
@@ -67,10 +69,12 @@ class Shape:
             wide=tile(min(DV, 128 if half else 32)),
             narrow=(16, BV if half and BD == 128 else min(BV, 32)),
             warps=8 if BD == 128 else 4,
-            block=32 if BD == 128 or not half else 64,
+            finishing=4 if hopper or BD < 128 else 8,
+            block=(64 if half and BD < 128 else 32) if hopper else (32 if BD < 128 else 16),
             half=half,
             stages=2 if half else 1,
             registers=128 if half else None,
+            most=None if hopper else 255,
         )  # fmt: skip
 
 
@@ -207,7 +211,7 @@ class Pipeline:
             x.q, x.k, kept.a, kept.norm, kept.gain, E, S0, do, kept.denominator, dD, dv, dSs, dzs, dk, dP,
             plan.chunks, s.H, s.D, s.DV, self.settings.eps,
             **self._tiles(min(s.BV, 32)), **self._how("ELU", "UNIT", "NORMALIZE", "GAIN"), DOT=self.precision.dot,
-            num_warps=4, num_stages=s.stages,
+            num_warps=s.finishing, num_stages=s.stages,
         )  # fmt: skip
         del E, S0, dSs
         du, dA_initial = self._directions_backward(x, state, kept, dP, dk, A, dA)
@@ -273,11 +277,13 @@ class Pipeline:
         """A before every span, without refresh: the inverse of a prefix sum of u u^T."""
         plan, A, out = self.plan, state.A, kept.A
         self._square_sum(u, out, unit=True)
-        M, total = A.clone(), torch.empty_like(A)
-        self._invert(M, skip=False)
-        self._running_sum(out, M, total, plan.span_first, reverse=False)
-        self._invert(out, skip=True)
-        out[plan.span_first[:-1].long()] = (A + A.mT) / 2
+        self._running_sum(out, self._inverse(A), torch.empty_like(A), plan.span_first, reverse=False)
+        s, programs = self.shape, len(plan.spans) * self.shape.H
+        self._launch(
+            penalty.invert_spans, (programs,),
+            out, A, plan.spans, A.new_empty(programs, 16, s.BD + 16), s.H, s.D,
+            BD=s.BD, WALK=self.precision.walk, WARPS=s.warps, num_warps=s.warps,
+        )  # fmt: skip
 
     def _starts_refreshed(self, u: Tensor, state: State, kept: Kept) -> None:
         """A before every span, with refresh: what each span does to any A, for all at once; then those, in order."""
@@ -306,15 +312,23 @@ class Pipeline:
             BD=s.BD, BLOCK=32, UNIT=unit, WALK=self.precision.walk, num_warps=s.warps,
         )  # fmt: skip
 
-    def _invert(self, x: Tensor, skip: bool) -> None:
-        s = self.shape
-        programs = (len(self.plan.spans) if skip else len(self.plan.whole)) * s.H
-        scratch = x.new_empty(programs, 16, s.BD + 16)
+    def _inverse(self, x: Tensor) -> Tensor:
+        s, out, programs = self.shape, torch.empty_like(x), len(self.plan.whole) * self.shape.H
         self._launch(
             penalty.invert, (programs,),
-            x, self.plan.spans, scratch, s.H, s.D,
-            BD=s.BD, SKIP=skip, WALK=self.precision.walk, WARPS=s.warps, num_warps=s.warps,
+            x, out, x.new_empty(programs, 16, s.BD + 16), s.D,
+            BD=s.BD, WALK=self.precision.walk, WARPS=s.warps, num_warps=s.warps,
         )  # fmt: skip
+        return out
+
+    def _through_inverse(self, x: Tensor, y: Tensor) -> Tensor:
+        """-x sym(y) x: given x = m^-1, the gradient of m from that of x, which is y; or the reverse."""
+        s, out = self.shape, torch.empty_like(x)
+        self._launch(
+            penalty.sandwich, (len(self.plan.whole) * s.H, triton.cdiv(s.D, 16)),
+            x, y, out, s.D, BD=s.BD, BLOCK=16, num_warps=s.warps,
+        )  # fmt: skip
+        return out
 
     def _running_sum(self, x: Tensor, initial: Tensor, total: Tensor, first: Tensor, reverse: bool) -> None:
         """Over the spans or chunks of each sequence, as `first` says: see the kernel."""
@@ -351,23 +365,21 @@ class Pipeline:
         self._launch(
             penalty.outer_sum, programs,
             G, kept.a, x.k, plan.spans, plan.first, sums, s.H, s.D,
-            BD=s.BD, BLOCK=64 if s.half else 32, FIXED=fixed, **self._how("ELU"), UNIT=self._unit,
-            DOT=self.precision.dot, num_warps=4, num_stages=1,
+            BD=s.BD, BLOCK=32, FIXED=fixed, **self._how("ELU"), UNIT=self._unit,
+            DOT=self.precision.dot, num_warps=s.warps, num_stages=1,
         )  # fmt: skip
         if fixed:
             self._running_sum(sums, dA, total, plan.span_first, reverse=True)
             return torch.zeros_like(x.u), (total + total.mT) / 2
         # In information form: the gradient of A^-1 after the last token, then before the first.
-        self._running_sum(sums, -A @ ((dA + dA.mT) / 2) @ A, total, plan.span_first, reverse=True)
+        self._running_sum(sums, self._through_inverse(A, dA), total, plan.span_first, reverse=True)
         du = torch.empty_like(x.u)
         self._launch(
             penalty.direction_backward, programs,
             x.u, kept.a, G, sums, du, plan.spans, plan.first, s.H, s.D, self.settings.penalty_scale,
             BD=s.BD, BLOCK=s.block, DOT=self.precision.dot, num_warps=s.warps, num_stages=s.stages,
         )  # fmt: skip
-        M = state.A.clone()
-        self._invert(M, skip=False)
-        return du, -M @ total @ M
+        return du, self._through_inverse(self._inverse(state.A), total)
 
     def _refreshed(
         self, x: Inputs, state: State, kept: Kept, dP: Tensor, V: Tensor, Z: Tensor, X: Tensor, rest: Tensor
@@ -460,6 +472,7 @@ class Pipeline:
             yield lambda: main.wait_stream(other)
 
     def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+        options["maxnreg"] = options.get("maxnreg") or self.shape.most
         if self.dry:
             kernel.warmup(*arguments, grid=grid, **options)
         else:
