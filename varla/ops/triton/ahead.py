@@ -8,6 +8,8 @@ batch compiles anything.
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 import triton
@@ -26,11 +28,22 @@ def compile_ahead(pipeline: Pipeline, dtype: torch.dtype, device: torch.device, 
     if (*key, True) in _done or (*key, backward) in _done:
         return
     several = -(-128 // s.H)  # sequences: as many heads as fill a GPU
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads, triton.AsyncCompileMode(threads):
-        for lengths in ((CHUNK,), (8 * CHUNK,), (CHUNK,) * several):
-            plan = make_plan(lengths, CHUNK, device)
-            _rehearse(replace(pipeline, plan=plan, dry=True), lengths, dtype, device, backward)
+    started: list[Any] = []
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:
+        with triton.AsyncCompileMode(threads):
+            for lengths in ((CHUNK,), (8 * CHUNK,), (CHUNK,) * several):
+                plan = make_plan(lengths, CHUNK, device)
+                _rehearse(replace(pipeline, plan=plan, dry=started), lengths, dtype, device, backward)
+        compiled = {id(kernel): kernel for kernel in (each.result() for each in started if hasattr(each, "result"))}
+        for _ in threads.map(partial(_load, device), compiled.values()):
+            pass
     _done.add((*key, backward))
+
+
+def _load(device: torch.device, kernel: Any) -> None:
+    """Have its launcher built, by the C compiler: as slow as some kernels."""
+    with torch.cuda.device(device):
+        _ = kernel.run
 
 
 def _switches(settings: VLASettings) -> tuple[object, ...]:

@@ -150,13 +150,13 @@ class Kept(NamedTuple):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """One call's constants: its plan, shapes, precision and scalars. `dry`: compile the kernels, launch none."""
+    """One call's constants: its plan, shapes, precision and scalars. `dry`: where compiled kernels go; none run then."""
 
     plan: Plan
     shape: Shape
     precision: Precision
     settings: VLASettings
-    dry: bool = False
+    dry: list[Any] | None = None
 
     def forward(self, x: Inputs, state: State, kept: Kept) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(o, S, A, z): outputs [tokens, H, DV] and the state after the last token. Fills `kept`."""
@@ -473,10 +473,10 @@ class Pipeline:
 
     def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
         options["maxnreg"] = options.get("maxnreg") or self.shape.most
-        if self.dry:
-            kernel.warmup(*arguments, grid=grid, **options)
-        else:
+        if self.dry is None:
             kernel[grid](*arguments, **options)
+        else:
+            self.dry.append(kernel.warmup(*arguments, grid=grid, **options))
 
     def _scratch(self, programs: int, like: Tensor) -> Tensor:
         """256 floats for each program of a walk (see pieces.cholesky_inverse)."""
