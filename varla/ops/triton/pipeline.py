@@ -150,7 +150,7 @@ class Kept(NamedTuple):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """One call's constants: its plan, shapes, precision and scalars. `dry`: where compiled kernels go; none run then."""
+    """One call's constants: its plan, shapes, precision and scalars. `dry`: compiled kernels go there, none run."""
 
     plan: Plan
     shape: Shape
