@@ -25,7 +25,6 @@ def _no_lapack() -> str | None:
     return "this build of PyTorch has no LAPACK, which the Cholesky factorisations need"
 
 
-@torch.compiler.assume_constant_result
 def _no_triton() -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed (pip install triton)"
@@ -36,6 +35,11 @@ def _no_triton() -> str | None:
     if torch.cuda.get_device_capability() < (8, 0):
         return f"{torch.cuda.get_device_name()} is too old: the kernels need compute capability 8.0 or later"
     return None
+
+
+# torch.compile takes the answer as it finds it. This is what torch.compiler.assume_constant_result does, without its
+# import of the whole compiler.
+_no_triton.__dict__["_dynamo_marked_constant"] = True
 
 
 def triton_interpreted() -> bool:

@@ -16,7 +16,7 @@ import triton
 
 from varla.ops.settings import VLASettings
 from varla.ops.triton.pipeline import Inputs, Kept, Pipeline, State
-from varla.ops.triton.plan import CHUNK, make_plan
+from varla.ops.triton.plan import CHUNK, make_plan, parts
 
 _done: set[tuple[object, ...]] = set()
 
@@ -27,17 +27,23 @@ def compile_ahead(pipeline: Pipeline, dtype: torch.dtype, device: torch.device, 
     key = (s, pipeline.precision, _switches(pipeline.settings), dtype, device)
     if (*key, True) in _done or (*key, backward) in _done:
         return
-    several = -(-128 // s.H)  # sequences: as many heads as fill a GPU
     started: list[Any] = []
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:
         with triton.AsyncCompileMode(threads):
-            for lengths in ((CHUNK,), (8 * CHUNK,), (CHUNK,) * several):
-                plan = make_plan(lengths, CHUNK, device)
-                _rehearse(replace(pipeline, plan=plan, dry=started), lengths, dtype, device, backward)
+            rehearse_all(pipeline, dtype, device, backward, started)
         compiled = {id(kernel): kernel for kernel in (each.result() for each in started if hasattr(each, "result"))}
         for _ in threads.map(partial(_load, device), compiled.values()):
             pass
     _done.add((*key, backward))
+
+
+def rehearse_all(
+    pipeline: Pipeline, dtype: torch.dtype, device: torch.device, backward: bool, started: list[Any]
+) -> None:
+    """One span, many, and as many heads as fill a GPU: between them they launch whatever any call does."""
+    for lengths in ((CHUNK,), (8 * CHUNK,), (CHUNK,) * parts(128, pipeline.shape.H)):
+        plan = make_plan(lengths, CHUNK, device)
+        _rehearse(replace(pipeline, plan=plan, dry=started), lengths, dtype, device, backward)
 
 
 def _load(device: torch.device, kernel: Any) -> None:

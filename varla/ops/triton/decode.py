@@ -10,8 +10,6 @@ Nothing here waits for the GPU, and the output is all that is allocated (where i
 captured in a CUDA graph.
 """
 
-from contextlib import nullcontext
-
 import torch
 import triton
 import triton.language as tl
@@ -24,6 +22,7 @@ from varla.ops.chunk.op import encode
 from varla.ops.settings import VLASettings
 from varla.ops.state import VLAState
 from varla.ops.triton.pieces import features, matrix, normalized, rows, store_matrix, store_rows, unit
+from varla.ops.triton.plan import on_device
 
 ARRIVAL = tl.constexpr(40)  # bits of t that hold the number; those above count programs (`next_token`)
 
@@ -146,11 +145,6 @@ def constants(settings: VLASettings, D: int, DV: int) -> tuple[tuple[float, int,
         "GAIN": settings.gain,
         "num_warps": BD // 16,
     }
-
-
-def on_device(x: Tensor):
-    """Launch on the tensor's own GPU, whichever is the current one."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 @torch.library.custom_op("varla::vla_decode_", mutates_args=("S", "A", "z", "t"))

@@ -1,17 +1,17 @@
 """The kernels as one PyTorch operator, with a hand-written backward, like varla/ops/chunk/op.py."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from varla.ops.backends import triton_interpreted
 from varla.ops.chunk.op import decode, refuse_double_backward
 from varla.ops.packing import sequence_bounds
 from varla.ops.settings import VLASettings
 from varla.ops.triton.ahead import compile_ahead
-from varla.ops.triton.pipeline import Inputs, Kept, Pipeline, Precision, Shape, State, interpreted
-from varla.ops.triton.plan import CHUNK, make_plan, span_length, spans_needed
+from varla.ops.triton.pipeline import Inputs, Kept, Pipeline, Precision, Shape, State
+from varla.ops.triton.plan import CHUNK, make_plan, on_device, parts, span_length, spans_needed
 
 
 def _pipeline(inputs: Sequence[Tensor], cu_seqlens: Tensor | None, text: str, backward: bool) -> Pipeline:
@@ -19,7 +19,7 @@ def _pipeline(inputs: Sequence[Tensor], cu_seqlens: Tensor | None, text: str, ba
     lengths = (T,) * B if cu_seqlens is None else tuple(sequence_bounds(cu_seqlens, T)[1])
     settings, _ = decode(text)
     assert isinstance(settings, VLASettings)
-    precision = Precision.of(inputs[0].dtype, interpreted())
+    precision = Precision.of(inputs[0].dtype, triton_interpreted())
     capability = torch.cuda.get_device_capability(inputs[0].device)[0] if inputs[0].is_cuda else 9
     shape = Shape.of(H, D, inputs[2].shape[-1], precision.buffer, capability)
     plan = make_plan(lengths, span_length(B * T, H), inputs[0].device)
@@ -38,8 +38,8 @@ def _kept(inputs: Sequence[Tensor], sequences: int, packed: bool) -> Kept:
     """Empty buffers for what the forward keeps, their sizes from shapes alone."""
     q = inputs[0]
     B, T, H, _ = q.shape
-    buffer = Precision.of(q.dtype, interpreted()).buffer
-    chunks = T // CHUNK + sequences if packed else B * -(-T // CHUNK)
+    buffer = Precision.of(q.dtype, triton_interpreted()).buffer
+    chunks = T // CHUNK + sequences if packed else B * parts(T, CHUNK)
     spans = spans_needed(sequences, B * T, span_length(B * T, H), packed)
     return Kept.empty(q.flatten(0, 1), chunks, spans, buffer)
 
@@ -58,7 +58,7 @@ def vla_triton(
     extra = list(kept) if keep else []
     if inputs[0].numel() == 0:
         return [torch.empty_like(inputs[2]), *(x.clone() for x in state), *extra]
-    with _on(inputs[0]):
+    with on_device(inputs[0]):
         x = _flat(inputs)
         S, A, z = (y.contiguous() for y in state)
         o, *final = _pipeline(inputs, cu_seqlens, settings, keep).forward(x, State(S, A, z, t), kept)
@@ -94,7 +94,7 @@ def vla_triton_backward(
     """[*gradients of the inputs, *gradients of the initial state]. `A` is the final one."""
     if inputs[0].numel() == 0:
         return [*(torch.zeros_like(x) for x in inputs), *(x.clone() for x in dfinal)]
-    with _on(inputs[0]):
+    with on_device(inputs[0]):
         S, A0, z = (y.contiguous() for y in state)
         dinputs, dstate = _pipeline(inputs, cu_seqlens, settings, True).backward(
             _flat(inputs),
@@ -120,14 +120,6 @@ def _(
     dfinal: Sequence[Tensor],
 ) -> list[Tensor]:
     return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (*inputs, *dfinal)]
-
-
-@contextmanager
-def _on(x: Tensor) -> Iterator[None]:
-    """Kernels go to the tensor's GPU; the few products that PyTorch does stay in float32 under autocast."""
-    device = torch.cuda.device(x.device) if x.is_cuda else nullcontext()
-    with device, torch.autocast(x.device.type, enabled=False):
-        yield
 
 
 def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]

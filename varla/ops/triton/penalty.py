@@ -341,14 +341,14 @@ def invert_spans(x, initial, spans, scratch, H, D, BD: tl.constexpr, WALK: tl.co
 
 
 @triton.jit
-def sandwich(x, y, out, D, BD: tl.constexpr, BLOCK: tl.constexpr):
+def sandwich(x, y, out, D, BD: tl.constexpr, BLOCK: tl.constexpr, WALK: tl.constexpr):
     """out = -X sym(Y) X for symmetric X, BLOCK columns of it: a gradient through an inverse. All [*, D, D]."""
     entry = tl.program_id(0)
     d = tl.arange(0, BD)
     e = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     Y = symmetric(matrix(y, entry, d, D, d, D))
-    half = dot(Y, matrix(x, entry, d, D, e, D), "tf32x3")
-    store_matrix(out, -dot(matrix(x, entry, d, D, d, D), half, "tf32x3"), entry, d, D, e, D)
+    half = dot(Y, matrix(x, entry, d, D, e, D), WALK)
+    store_matrix(out, -dot(matrix(x, entry, d, D, d, D), half, WALK), entry, d, D, e, D)
 
 
 @triton.jit

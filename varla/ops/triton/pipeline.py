@@ -13,20 +13,14 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from varla.ops.settings import VLASettings
 from varla.ops.triton import memory, penalty
-from varla.ops.triton.plan import CHUNK, Plan
+from varla.ops.triton.plan import CHUNK, Plan, parts
 
 HUGE = 2**31 - 1
 FEW = 48  # heads, over all sequences: with more than that, walking each from its beginning is as fast as any other way
-
-
-def interpreted() -> bool:
-    """Whether Triton runs kernels in its interpreter, on the CPU (TRITON_INTERPRET=1)."""
-    return bool(triton.knobs.runtime.interpret)
 
 
 @lru_cache(maxsize=64)
@@ -55,12 +49,13 @@ class Shape:
     most: int | None  # and anywhere: for Ampere, ptxas settles for 32 where it finds no allocation it likes
 
     @classmethod
+    @lru_cache(maxsize=256)
     def of(cls, H: int, D: int, DV: int, buffer: torch.dtype, capability: int = 9) -> "Shape":
         """The configuration for a shape, and a GPU of this compute capability: one choice, no tuning."""
         half, hopper = buffer == torch.bfloat16, capability >= 9
 
         def tile(size: int) -> int:
-            return max(16, int(triton.next_power_of_2(size)))
+            return max(16, 1 << (size - 1).bit_length())
 
         BD = tile(D)
         BV = tile(min(DV, 64 if half or D <= 64 else 32))
@@ -167,7 +162,7 @@ class Pipeline:
         o = torch.empty_like(x.v)
         s = self.shape
         self._launch(
-            memory.read, (len(self.plan.chunks) * s.H, triton.cdiv(s.DV, s.wide)),
+            memory.read, (len(self.plan.chunks) * s.H, parts(s.DV, s.wide)),
             x.q, x.k, x.v, kept.norm, kept.W, S0, z0, o, kept.denominator, self.plan.chunks,
             s.H, s.D, s.DV, self.settings.eps,
             **self._tiles(s.wide), **self._how("ELU", "UNIT", "NORMALIZE"), DOT=self.precision.dot,
@@ -241,7 +236,7 @@ class Pipeline:
     def _few(self) -> bool:
         """Whether a program to each head and tile of values leaves much of a large GPU idle."""
         s = self.shape
-        return len(self.plan.whole) * s.H * -(-s.DV // s.narrow[1]) < 128
+        return len(self.plan.whole) * s.H * parts(s.DV, s.narrow[1]) < 128
 
     @property
     def _narrow(self) -> int:
@@ -325,8 +320,8 @@ class Pipeline:
         """-x sym(y) x: given x = m^-1, the gradient of m from that of x, which is y; or the reverse."""
         s, out = self.shape, torch.empty_like(x)
         self._launch(
-            penalty.sandwich, (len(self.plan.whole) * s.H, triton.cdiv(s.D, 16)),
-            x, y, out, s.D, BD=s.BD, BLOCK=16, num_warps=s.warps,
+            penalty.sandwich, (len(self.plan.whole) * s.H, parts(s.D, 16)),
+            x, y, out, s.D, BD=s.BD, BLOCK=16, WALK=self.precision.walk, num_warps=s.warps,
         )  # fmt: skip
         return out
 
@@ -334,7 +329,7 @@ class Pipeline:
         """Over the spans or chunks of each sequence, as `first` says: see the kernel."""
         s, size = self.shape, initial[0, 0].numel()
         self._launch(
-            penalty.running_sum, (len(self.plan.whole) * s.H, triton.cdiv(size, 128)),
+            penalty.running_sum, (len(self.plan.whole) * s.H, parts(size, 128)),
             x, initial, total, first, s.H, size, REVERSE=reverse, ENTRIES=16, BLOCK=128, num_warps=4,
         )  # fmt: skip
 
@@ -422,7 +417,7 @@ class Pipeline:
         S0 = a.new_empty(len(plan.chunks), s.H, s.DV, s.D)
         S, z = torch.empty_like(state.S), torch.empty_like(state.z)
         self._launch(
-            memory.scan, (len(plan.whole) * s.H, triton.cdiv(s.DV, self._narrow)),
+            memory.scan, (len(plan.whole) * s.H, parts(s.DV, self._narrow)),
             tk, E, a, state.S, state.z, z0, S0, S, z, plan.chunks, plan.first, s.H, s.D, s.DV,
             **self._tiles(self._narrow), DOT=self.precision.dot, num_warps=4,
         )  # fmt: skip
@@ -440,7 +435,7 @@ class Pipeline:
         dv, initial = torch.empty_like(x.v), torch.empty_like(dS)
         dSs = kept.a.new_empty(len(plan.chunks), s.H, s.DV, s.D)
         self._launch(
-            memory.scan_backward, (len(plan.whole) * s.H, triton.cdiv(s.DV, narrow)),
+            memory.scan_backward, (len(plan.whole) * s.H, parts(s.DV, narrow)),
             ta, B, K, kept.W, do, kept.denominator, dS, dSs, dv, initial,
             plan.chunks, plan.first, s.H, s.D, s.DV, self.settings.eps,
             **self._tiles(narrow), **self._how("NORMALIZE"), DOT=self.precision.dot, num_warps=4,

@@ -6,6 +6,7 @@ that no new length compiles anything.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -42,6 +43,16 @@ class Plan:
         return len(self.spans) == len(self.whole)
 
 
+def on_device(x: Tensor) -> AbstractContextManager[object]:
+    """Launch on the tensor's own GPU, whichever is the current one."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+
+
+def parts(size: int, part: int) -> int:
+    """How many parts of a length there are in a size, the last perhaps cut short. (Triton's own costs 10 us a call.)"""
+    return -(-size // part)
+
+
 def span_length(tokens: int, heads: int) -> int:
     """Tokens in a span: long, unless there would be too few spans to fill a GPU."""
     return next((length for length in SPANS if tokens * heads >= FILL * length), SPANS[-1])
@@ -49,7 +60,7 @@ def span_length(tokens: int, heads: int) -> int:
 
 def spans_needed(sequences: int, tokens: int, span: int, packed: bool) -> int:
     """An upper bound, from shapes alone, on the spans of `tokens` tokens in all; exact when nothing is packed."""
-    return tokens // span + sequences if packed else sequences * max(1, -(-(tokens // max(sequences, 1)) // span))
+    return tokens // span + sequences if packed else sequences * max(1, parts(tokens // max(sequences, 1), span))
 
 
 @lru_cache(maxsize=64)

@@ -14,8 +14,9 @@ from varla.ops.backends import cannot_launch
 from varla.ops.checks import check_inputs, check_state, check_untracked
 from varla.ops.settings import VLASettings
 from varla.ops.state import VLAState
-from varla.ops.triton.decode import constants, denominator, on_device, write_direction
+from varla.ops.triton.decode import constants, denominator, write_direction
 from varla.ops.triton.pieces import features, matrix, normalized, rows, store_matrix, store_rows, unit
+from varla.ops.triton.plan import on_device
 
 
 @triton.jit
