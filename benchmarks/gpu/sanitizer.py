@@ -1,0 +1,77 @@
+"""Section `sanitizer`: one shape of each kernel under NVIDIA's compute-sanitizer, which checks every address used."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+from benchmarks.gpu import ROOT
+from benchmarks.gpu.record import Found, Options
+
+LIMIT = 240.0  # seconds
+
+# Small shapes that between them launch everything: few heads and many, one span and several, and single tokens.
+CALLS = """
+import json, torch, varla
+from varla.ops.settings import VLASettings
+from varla.ops.triton.pipeline import Pipeline
+from varla.ops.triton.sequential import vla_sequential
+
+names, launch = set(), Pipeline._launch
+def launch_and_note(self, kernel, *arguments, **options):
+    names.add(kernel.__name__)
+    launch(self, kernel, *arguments, **options)
+Pipeline._launch = launch_and_note
+
+def both(B, T, H, D, dtype, **options):
+    x = [torch.randn(B, T, H, D, device="cuda", dtype=dtype, requires_grad=True) for _ in range(4)]
+    o, state = varla.vla(*x, return_state=True, backend="triton", **options)
+    (o.float().sum() + sum(y.sum() for y in (state.S, state.A, state.z))).backward()
+    return [y.detach() for y in x], varla.VLAState.of(y.detach() for y in state.tensors().values())
+
+for period in (20, None):
+    both(1, 1100, 1, 64, torch.bfloat16, refresh_every=period)
+    x, state = both(2, 90, 2, 32, torch.float32, refresh_every=period)
+both(1, 90, 2, 16, torch.float32, update_penalty=False, normalizer=False)
+with torch.no_grad():
+    varla.vla_step(*(y[:, 0] for y in x), state, backend="triton")
+    vla_sequential(*x, state, VLASettings(0.1, 20, 1e-3, 1e-4, "unit", "elu1", 32**-0.5, True, True, True))
+torch.cuda.synchronize()
+print(json.dumps(sorted(names)))
+"""
+
+
+def launched() -> set[str]:
+    """The kernels that calls of `varla.vla` are made of, by the text of the host code."""
+    text = (ROOT / "varla/ops/triton/pipeline.py").read_text()
+    return set(re.findall(r"_launch\(\s*(?:memory|penalty)\.(\w+)", text))
+
+
+def run(found: Found, options: Options) -> None:
+    """The calls alone first, so that nothing is compiled under the tool."""
+    if shutil.which("compute-sanitizer") is None:
+        found.notes.append("not run: there is no compute-sanitizer here")
+        return
+    command = [sys.executable, "-W", "ignore", "-c", CALLS]
+    alone = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False)
+    if alone.returncode:
+        raise RuntimeError(f"the calls fail by themselves: {' '.join(alone.stderr.split())[-200:]}")
+    missing = launched() - set(json.loads(alone.stdout.splitlines()[-1]))
+    found.goal("kernels that were not launched", float(len(missing)), most=0)
+    found.notes += [f"not launched: {name}" for name in sorted(missing)]
+    done = subprocess.run(
+        ["compute-sanitizer", *command], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False
+    )
+    report = done.stdout + done.stderr
+    errors = errors_in(report)
+    found.add("compute-sanitizer, memcheck", kernels=len(launched()) + 2, errors=errors, status=done.returncode)
+    found.goal("errors that compute-sanitizer finds", errors, most=0)
+    if errors != 0:
+        found.notes.append(" ".join(report.split())[:600])
+
+
+def errors_in(report: str) -> float | None:
+    """The tool's own count; None if it did not get so far."""
+    summary = re.search(r"ERROR SUMMARY: (\d+) error", report)
+    return None if summary is None else float(summary[1])
