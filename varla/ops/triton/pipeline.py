@@ -176,8 +176,10 @@ class Pipeline:
         """Gradients of the inputs, and of the initial S, A and z. `A` is what the forward returned."""
         s, plan = self.shape, self.plan
         per_chunk = len(plan.chunks) * s.H
+        dv, dS_initial = torch.empty_like(x.v), torch.empty_like(dS)
+        dSs = kept.a.new_empty(len(plan.chunks), s.H, s.DV, s.D)
         with self._beside() as join:
-            dv, dSs, dS_initial = self._scan_backward(x, kept, do, dS)
+            self._scan_backward(x, kept, do, dS, dSs, dv, dS_initial)
         tk, E, z0 = self._prepare(x, kept, solved=True)
         S0 = self._scan(tk, E, z0, kept.a, state)[0]
         join()
@@ -423,8 +425,10 @@ class Pipeline:
         )  # fmt: skip
         return S0, S, z
 
-    def _scan_backward(self, x: Inputs, kept: Kept, do: Tensor, dS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(dv, dS after every chunk, dS before the first)."""
+    def _scan_backward(
+        self, x: Inputs, kept: Kept, do: Tensor, dS: Tensor, dSs: Tensor, dv: Tensor, initial: Tensor
+    ) -> None:
+        """Fills dSs, dS after every chunk, dv, and dS before the first."""
         s, plan, narrow = self.shape, self.plan, min(self._narrow, 32)
         ta, B, K = (torch.empty_like(kept.a) for _ in range(3))
         self._launch(
@@ -432,15 +436,12 @@ class Pipeline:
             x.q, x.k, kept.a, kept.norm, kept.tinv, kept.W, ta, B, K, plan.chunks, s.H, s.D,
             BD=s.BD, **self._how("ELU", "UNIT"), DOT=self.precision.dot, num_warps=s.warps, maxnreg=s.registers,
         )  # fmt: skip
-        dv, initial = torch.empty_like(x.v), torch.empty_like(dS)
-        dSs = kept.a.new_empty(len(plan.chunks), s.H, s.DV, s.D)
         self._launch(
             memory.scan_backward, (len(plan.whole) * s.H, parts(s.DV, narrow)),
             ta, B, K, kept.W, do, kept.denominator, dS, dSs, dv, initial,
             plan.chunks, plan.first, s.H, s.D, s.DV, self.settings.eps,
             **self._tiles(narrow), **self._how("NORMALIZE"), DOT=self.precision.dot, num_warps=4,
         )  # fmt: skip
-        return dv, dSs, initial
 
     def _rows_by_chunk(self, over: Tensor) -> Tensor:
         """Memory for [chunks, H, CHUNK, D] float32: that of `over` where its chunks are of the same size."""
@@ -454,8 +455,7 @@ class Pipeline:
         """Where heads are few: launches go to a second stream, until the yielded function joins it.
 
         The two scans of the backward then run at once; else one after the other, and what only the first one needs is
-        freed before the second. What is allocated inside belongs to the second stream's pool, which waits for the first
-        stream before it is used again.
+        freed before the second. What is allocated inside stays in the second stream's pool: to be used there only.
         """
         device = self.plan.chunks.device
         if not self._few or device.type != "cuda":
