@@ -110,7 +110,7 @@ def scan(
     e = tl.program_id(1) * BV + tl.arange(0, BV)
     inside = (d[:, None] < D) & (e[None, :] < DV)
     cell = e[None, :] * D + d[:, None]
-    size = (DV * D).to(tl.int64)
+    size = tl.cast(DV * D, tl.int64)
     own = sequence * H + head
     memory = tl.load(S + own * size + cell, inside, 0.0).to(tl.float32)  # [D, DV]: S^T
     summed = tl.load(z + own * D + d, d < D, 0.0).to(tl.float32)
@@ -235,7 +235,7 @@ def scan_backward(
     i = tl.arange(0, CHUNK)
     inside = (d[:, None] < D) & (e[None, :] < DV)
     cell = e[None, :] * D + d[:, None]
-    size = (DV * D).to(tl.int64)
+    size = tl.cast(DV * D, tl.int64)
     own = sequence * H + head
     memory = tl.load(dS_final + own * size + cell, inside, 0.0).to(tl.float32)
     begin, end = tl.load(first + sequence), tl.load(first + sequence + 1)
