@@ -37,7 +37,7 @@ def source(kernel: Any, arguments: dict[str, Any]) -> ASTSource:
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
     for index, parameter in enumerate(kernel.params):
         name, value = parameter.name, arguments[parameter.name]
-        if parameter.is_constexpr or (isinstance(value, int) and value == 1):
+        if parameter.is_constexpr or (isinstance(value, int) and value == 1 and not parameter.do_not_specialize):
             signature[name], constants[name] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             signature[name], attributes[index,] = POINTERS[value.dtype], [["tt.divisibility", 16]]

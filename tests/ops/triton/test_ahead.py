@@ -77,3 +77,11 @@ def test_no_length_and_no_batch_needs_another_kernel(
         plan = make_plan(lengths, span_length(sum(lengths), H), cpu)
         call(Pipeline(plan, shape, precision, pipeline.settings), lengths, dtype)
         assert seen <= known, (lengths, seen - known)
+
+
+def test_odd_sizes_over_the_memory_of_others(seen: set[tuple[Any, ...]]) -> None:
+    """In bfloat16 with Dv=128 dP lies where dS did, whatever D is."""
+    cpu, precision = torch.device("cpu"), Precision.of(torch.bfloat16, interpreted=False)
+    pipeline = Pipeline(make_plan((70,), 256, cpu), Shape.of(2, 5, 128, precision.buffer), precision, settings(5))
+    call(pipeline, (70,), torch.bfloat16)
+    assert "finish" in {name for name, *_ in seen}

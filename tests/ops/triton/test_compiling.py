@@ -20,7 +20,7 @@ SHARED = {80: 166_912, 90: 232_448}  # bytes a block may have
         (80, "bfloat16", 128, 0, 500, {"direction_backward": 1112}),
         (90, "bfloat16", 64, 0, 200, {"direction_backward": 240}),
         (90, "bfloat16", 128, 20, 900, {"finish": 1088}),
-        (90, "float32", 1, 1, 200, {}),  # a size of 1 is a constant to Triton, and not a tensor
+        (90, "float32", 1, 1, 500, {"prepare": 2024}),  # a size of 1 is a constant to Triton, and not a tensor
         (90, "float32", 64, 20, 500, {"prepare": 2024, "finish": 1080}),
     ],
 )

@@ -1,6 +1,7 @@
 """The kernels as one PyTorch operator, with a hand-written backward, like varla/ops/chunk/op.py."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,7 +12,9 @@ from varla.ops.packing import sequence_bounds
 from varla.ops.settings import VLASettings
 from varla.ops.triton.ahead import compile_ahead
 from varla.ops.triton.pipeline import Inputs, Kept, Pipeline, Precision, Shape, State
-from varla.ops.triton.plan import CHUNK, make_plan, on_device, parts, span_length, spans_needed
+from varla.ops.triton.plan import CHUNK, Plan, make_plan, on_device, parts, span_length, spans_needed
+
+_captured: list[Plan] = []
 
 
 def _pipeline(inputs: Sequence[Tensor], cu_seqlens: Tensor | None, text: str, backward: bool) -> Pipeline:
@@ -19,10 +22,14 @@ def _pipeline(inputs: Sequence[Tensor], cu_seqlens: Tensor | None, text: str, ba
     lengths = (T,) * B if cu_seqlens is None else tuple(sequence_bounds(cu_seqlens, T)[1])
     settings, _ = decode(text)
     assert isinstance(settings, VLASettings)
+    s = settings  # whose numbers may be integers: those would be other kernels
+    settings = replace(s, eps=float(s.eps), penalty_scale=float(s.penalty_scale), refresh=float(s.refresh))
     precision = Precision.of(inputs[0].dtype, triton_interpreted())
     capability = torch.cuda.get_device_capability(inputs[0].device)[0] if inputs[0].is_cuda else 9
     shape = Shape.of(H, D, inputs[2].shape[-1], precision.buffer, capability)
     plan = make_plan(lengths, span_length(B * T, H), inputs[0].device)
+    if inputs[0].is_cuda and torch.cuda.is_current_stream_capturing():
+        _captured.append(plan)  # a CUDA graph holds its addresses
     pipeline = Pipeline(plan, shape, precision, settings)
     if inputs[0].is_cuda:
         compile_ahead(pipeline, inputs[0].dtype, inputs[0].device, backward)

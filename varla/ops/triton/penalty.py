@@ -131,7 +131,7 @@ def updated(A, Z, total, eye, REFRESH: tl.constexpr, WALK: tl.constexpr):
     return A
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["period"])
 def forward_walk(
     k, u, start, t, spans, kept, final, a, gain, Js, kept_first, scratch,
     H, D, scale, period, eta, kept_every,
@@ -190,7 +190,7 @@ def forward_walk(
         store_matrix(final, symmetric(A), sequence * H + head, d, D, d, D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["period"])
 def backward_walk(
     k, u, gain, dP, dk, G, Zs, Ys, Js, PK, kept, t, spans, chunk_first,
     H, D, scale, period, eta,
@@ -351,7 +351,7 @@ def sandwich(x, y, out, D, BD: tl.constexpr, BLOCK: tl.constexpr, WALK: tl.const
     store_matrix(out, -dot(matrix(x, entry, d, D, d, D), half, WALK), entry, d, D, e, D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["period"])
 def element_walk(
     u, t, spans, scratch, C, F, V, H, D, scale, period, eta,
     BD: tl.constexpr, WALK: tl.constexpr, EXACT: tl.constexpr, WARPS: tl.constexpr,
@@ -485,7 +485,7 @@ def gradient_scan(Zs, Ys, PP, PK, final, initial, V, whole, H, D, BD: tl.constex
     store_matrix(initial, symmetric(Lam), sequence * H + head, d, D, d, D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["period"])
 def factor_backward(
     k, u, dP, V, Zs, Js, X, rest, chunks, chunk_position, t,
     H, D, scale, period, eta,
@@ -523,7 +523,7 @@ def factor_backward(
         store_rows(rest, dot(B, U * before, DOT, dW * before), here, more, head, H, d, D, STEP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["period"])
 def direction_walk(
     u, X, rest, Zs, du, kept, t, spans,
     H, D, scale, period, eta,

@@ -6,8 +6,8 @@ the denominators, T^-1 and W of every chunk, A at the start of every span, and t
 backward: `turn` and `scan_backward`, `prepare` and `scan` again, `unread`, `finish`; and the A part, on all spans.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -178,12 +178,12 @@ class Pipeline:
         per_chunk = len(plan.chunks) * s.H
         dv, dS_initial = torch.empty_like(x.v), torch.empty_like(dS)
         dSs = kept.a.new_empty(len(plan.chunks), s.H, s.DV, s.D)
-        with self._beside() as join:
-            self._scan_backward(x, kept, do, dS, dSs, dv, dS_initial)
-        tk, E, z0 = self._prepare(x, kept, solved=True)
-        S0 = self._scan(tk, E, z0, kept.a, state)[0]
-        join()
-        del tk
+        with self._beside() as other:
+            with other:
+                self._scan_backward(x, kept, do, dS, dSs, dv, dS_initial)
+            tk, E, z0 = self._prepare(x, kept, solved=True)
+            S0 = self._scan(tk, E, z0, kept.a, state)[0]
+            del tk
         dD, dzs, dq = torch.empty_like(kept.denominator), torch.empty_like(z0), torch.empty_like(x.q)
         self._launch(
             memory.unread, (per_chunk,),
@@ -447,24 +447,26 @@ class Pipeline:
         """Memory for [chunks, H, CHUNK, D] float32: that of `over` where its chunks are of the same size."""
         s, chunks = self.shape, len(self.plan.chunks)
         if over.nbytes == 4 * chunks * s.H * CHUNK * s.D:
-            return over.view(torch.float32).view(chunks, s.H, CHUNK, s.D)
+            return over.flatten().view(torch.float32).view(chunks, s.H, CHUNK, s.D)
         return over.new_empty(chunks, s.H, CHUNK, s.D, dtype=torch.float32)
 
     @contextmanager
-    def _beside(self) -> Iterator[Callable[[], None]]:
-        """Where heads are few: launches go to a second stream, until the yielded function joins it.
+    def _beside(self) -> Iterator[AbstractContextManager[object]]:
+        """Where heads are few: yields a second stream, joined at the end.
 
         The two scans of the backward then run at once; else one after the other, and what only the first one needs is
-        freed before the second. What is allocated inside stays in the second stream's pool: to be used there only.
+        freed before the second. What is allocated on the second stream stays in its pool: to be used there only.
         """
         device = self.plan.chunks.device
         if not self._few or device.type != "cuda":
-            yield lambda: None
+            yield nullcontext()
             return
         main, other = torch.cuda.current_stream(device), second_stream(device)
         other.wait_stream(main)
-        with torch.cuda.stream(other):
-            yield lambda: main.wait_stream(other)
+        try:
+            yield torch.cuda.stream(other)
+        finally:
+            main.wait_stream(other)
 
     def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
         options["maxnreg"] = options.get("maxnreg") or self.shape.most
