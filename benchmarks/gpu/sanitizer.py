@@ -45,7 +45,7 @@ print(json.dumps(sorted(names)))
 def launched() -> set[str]:
     """The kernels that calls of `varla.vla` are made of, by the text of the host code."""
     text = (ROOT / "varla/ops/triton/pipeline.py").read_text()
-    return set(re.findall(r"_launch\(\s*(?:memory|penalty)\.(\w+)", text))
+    return set(re.findall(r"_launch\(\s*(?:information|memory|penalty)\.(\w+)", text))
 
 
 def run(found: Found, options: Options) -> None:

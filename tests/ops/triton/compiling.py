@@ -17,8 +17,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from varla.ops.settings import VLASettings
+from varla.ops.triton.configuration import Inputs, Precision, Shape, State
 from varla.ops.triton.op import _kept
-from varla.ops.triton.pipeline import Inputs, Pipeline, Precision, Shape, State
+from varla.ops.triton.pipeline import Pipeline
 from varla.ops.triton.plan import make_plan, span_length
 
 POINTERS = {

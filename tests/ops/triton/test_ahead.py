@@ -8,13 +8,14 @@ import torch
 triton = pytest.importorskip("triton")
 
 from tests.ops.triton.cases import settings  # noqa: E402
-from varla.ops.triton import ahead, memory, penalty  # noqa: E402
-from varla.ops.triton.pipeline import Inputs, Kept, Pipeline, Precision, Shape, State  # noqa: E402
+from varla.ops.triton import ahead, information, memory, penalty  # noqa: E402
+from varla.ops.triton.configuration import Inputs, Kept, Precision, Shape, State  # noqa: E402
+from varla.ops.triton.pipeline import Pipeline  # noqa: E402
 from varla.ops.triton.plan import make_plan, span_length  # noqa: E402
 
 KERNELS = [
     (module, name)
-    for module in (memory, penalty)
+    for module in (information, memory, penalty)
     for name, value in vars(module).items()
     if hasattr(value, "warmup") or type(value).__name__ == "InterpretedFunction"
 ]

@@ -15,7 +15,8 @@ import torch
 import triton
 
 from varla.ops.settings import VLASettings
-from varla.ops.triton.pipeline import Inputs, Kept, Pipeline, State
+from varla.ops.triton.configuration import Inputs, Kept, State
+from varla.ops.triton.pipeline import Pipeline
 from varla.ops.triton.plan import CHUNK, make_plan, parts
 
 _done: set[tuple[object, ...]] = set()

@@ -11,7 +11,8 @@ from varla.ops.chunk.op import decode, refuse_double_backward
 from varla.ops.packing import sequence_bounds
 from varla.ops.settings import VLASettings
 from varla.ops.triton.ahead import compile_ahead
-from varla.ops.triton.pipeline import Inputs, Kept, Pipeline, Precision, Shape, State
+from varla.ops.triton.configuration import Inputs, Kept, Precision, Shape, State
+from varla.ops.triton.pipeline import Pipeline
 from varla.ops.triton.plan import CHUNK, Plan, make_plan, on_device, parts, span_length, spans_needed
 
 _captured: list[Plan] = []

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from varla.ops.settings import VLASettings
-from varla.ops.triton import memory, penalty
+from varla.ops.triton import information, memory, penalty
+from varla.ops.triton.configuration import Inputs, Kept, Precision, Shape, State
 from varla.ops.triton.plan import CHUNK, Plan, parts
 
 HUGE = 2**31 - 1
@@ -27,120 +28,6 @@ FEW = 48  # heads, over all sequences: with more than that, walking each from it
 def second_stream(device: torch.device) -> torch.cuda.Stream:
     """One for each device, kept."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a call, padded as tiles must be, and how many warps work on one."""
-
-    H: int
-    D: int
-    DV: int
-    BD: int
-    BV: int  # values in a tile
-    wide: int  # in a tile of `read`
-    narrow: tuple[int, int]  # in a tile of the scans, whose rows are independent: where heads are few, and where many
-    warps: int  # where a D x D tile, or several of tokens, is in registers
-    finishing: int  # warps of `finish`
-    block: int  # tokens at once where the gradient of A^-1 is summed
-    half: bool  # buffers are bfloat16
-    stages: int  # of loads under way, bounded by shared memory
-    registers: int | None  # a thread may have, where many programs at a time beat few that never spill
-    most: int | None  # and anywhere: for Ampere, ptxas settles for 32 where it finds no allocation it likes
-
-    @classmethod
-    @lru_cache(maxsize=256)
-    def of(cls, H: int, D: int, DV: int, buffer: torch.dtype, capability: int = 9) -> "Shape":
-        """The configuration for a shape, and a GPU of this compute capability: one choice, no tuning."""
-        half, hopper = buffer == torch.bfloat16, capability >= 9
-
-        def tile(size: int) -> int:
-            return max(16, 1 << (size - 1).bit_length())
-
-        BD = tile(D)
-        BV = tile(min(DV, 64 if half or D <= 64 else 32))
-        return cls(
-            H, D, DV, BD, BV,
-            wide=tile(min(DV, 128 if half else 32)),
-            narrow=(16, BV if half and BD == 128 else min(BV, 32)),
-            warps=8 if BD == 128 else 4,
-            finishing=4 if hopper or BD < 128 else 8,
-            block=(64 if half and BD < 128 else 32) if hopper else (32 if BD < 128 else 16),
-            half=half,
-            stages=2 if half else 1,
-            registers=128 if half else None,
-            most=None if hopper else 255,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Precision:
-    """Type of the buffers between kernels, and what operands of products are rounded to (pieces.dot)."""
-
-    buffer: torch.dtype
-    dot: str  # the S part
-    times: str  # A_t x_t
-    walk: str  # A's own recurrence: its errors add up over a sequence
-
-    @property
-    def exact(self) -> bool:
-        """Whether products with the inputs themselves, in bfloat16, lose nothing."""
-        return self.dot == "bf16"
-
-    @classmethod
-    def of(cls, dtype: torch.dtype, interpreted: bool) -> "Precision":
-        """For inputs of the given type. Triton's interpreter knows no bfloat16 products."""
-        if dtype == torch.bfloat16 and not interpreted:
-            return cls(dtype, "bf16", "bf16x3", "bf16x3")
-        if dtype == torch.float16 and not interpreted:
-            return cls(torch.float32, "tf32", "tf32x3", "tf32x3")
-        return cls(torch.float32, "tf32x3", "tf32x3", "tf32x3")
-
-
-class Inputs(NamedTuple):
-    """Tokens [tokens, H, *], contiguous."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    u: Tensor
-
-
-class State(NamedTuple):
-    """S [N, H, DV, D], A [N, H, D, D], z [N, H, D], float32, and t [N]: tokens seen."""
-
-    S: Tensor
-    A: Tensor
-    z: Tensor
-    t: Tensor
-
-
-class Kept(NamedTuple):
-    """What the backward needs of the forward: a [tokens, H, D]; norm, gain, denominator [tokens, H]; and the rest."""
-
-    a: Tensor
-    norm: Tensor  # of the keys' features: 1 / |F|
-    gain: Tensor
-    denominator: Tensor
-    tinv: Tensor  # [chunks, H, 64, 64]
-    W: Tensor  # likewise
-    A: Tensor  # [spans, H, D, D]
-    J: Tensor  # [tokens, H, 16]: L^-1 of every step of the walk
-
-    @classmethod
-    def empty(cls, q: Tensor, chunks: int, spans: int, buffer: torch.dtype) -> "Kept":
-        """Room for it, for q [tokens, H, D]."""
-        tokens, H, D = q.shape
-        return cls(
-            a=q.new_empty(tokens, H, D, dtype=buffer),
-            norm=q.new_empty(tokens, H, dtype=torch.float32),
-            gain=q.new_empty(tokens, H, dtype=torch.float32),
-            denominator=q.new_empty(tokens, H, dtype=torch.float32),
-            tinv=q.new_empty(chunks, H, CHUNK, CHUNK, dtype=buffer),
-            W=q.new_empty(chunks, H, CHUNK, CHUNK, dtype=buffer),
-            A=q.new_empty(spans, H, D, D, dtype=torch.float32),
-            J=q.new_empty(tokens, H, penalty.STEP.value, dtype=torch.float32),
-        )
 
 
 @dataclass(frozen=True)
@@ -277,7 +164,7 @@ class Pipeline:
         self._running_sum(out, self._inverse(A), torch.empty_like(A), plan.span_first, reverse=False)
         s, programs = self.shape, len(plan.spans) * self.shape.H
         self._launch(
-            penalty.invert_spans, (programs,),
+            information.invert_spans, (programs,),
             out, A, plan.spans, A.new_empty(programs, 16, s.BD + 16), s.H, s.D,
             BD=s.BD, WALK=self.precision.walk, WARPS=s.warps, num_warps=s.warps,
         )  # fmt: skip
@@ -296,7 +183,7 @@ class Pipeline:
         self._square_sum(V, J, unit=False)
         programs = len(plan.whole) * s.H
         self._launch(
-            penalty.compose, (programs,),
+            information.compose, (programs,),
             state.A, C, F, J, out, plan.span_first, out.new_empty(programs, 16, s.BD + 16), s.H, s.D,
             BD=s.BD, WALK="tf32x3", WARPS=s.warps, num_warps=s.warps,
         )  # fmt: skip
@@ -304,7 +191,7 @@ class Pipeline:
     def _square_sum(self, u: Tensor, out: Tensor, unit: bool) -> None:
         s, plan = self.shape, self.plan
         self._launch(
-            penalty.square_sum, (len(plan.spans) * s.H,),
+            information.square_sum, (len(plan.spans) * s.H,),
             u, plan.spans, out, s.H, s.D, self.settings.penalty_scale,
             BD=s.BD, BLOCK=32, UNIT=unit, WALK=self.precision.walk, num_warps=s.warps,
         )  # fmt: skip
@@ -312,7 +199,7 @@ class Pipeline:
     def _inverse(self, x: Tensor) -> Tensor:
         s, out, programs = self.shape, torch.empty_like(x), len(self.plan.whole) * self.shape.H
         self._launch(
-            penalty.invert, (programs,),
+            information.invert, (programs,),
             x, out, x.new_empty(programs, 16, s.BD + 16), s.D,
             BD=s.BD, WALK=self.precision.walk, WARPS=s.warps, num_warps=s.warps,
         )  # fmt: skip
@@ -322,7 +209,7 @@ class Pipeline:
         """-x sym(y) x: given x = m^-1, the gradient of m from that of x, which is y; or the reverse."""
         s, out = self.shape, torch.empty_like(x)
         self._launch(
-            penalty.sandwich, (len(self.plan.whole) * s.H, parts(s.D, 16)),
+            information.sandwich, (len(self.plan.whole) * s.H, parts(s.D, 16)),
             x, y, out, s.D, BD=s.BD, BLOCK=16, WALK=self.precision.walk, num_warps=s.warps,
         )  # fmt: skip
         return out
@@ -331,7 +218,7 @@ class Pipeline:
         """Over the spans or chunks of each sequence, as `first` says: see the kernel."""
         s, size = self.shape, initial[0, 0].numel()
         self._launch(
-            penalty.running_sum, (len(self.plan.whole) * s.H, parts(size, 128)),
+            information.running_sum, (len(self.plan.whole) * s.H, parts(size, 128)),
             x, initial, total, first, s.H, size, REVERSE=reverse, ENTRIES=16, BLOCK=128, num_warps=4,
         )  # fmt: skip
 
@@ -360,7 +247,7 @@ class Pipeline:
         total = torch.empty_like(state.A)
         fixed = not self.settings.update_penalty
         self._launch(
-            penalty.outer_sum, programs,
+            information.outer_sum, programs,
             G, kept.a, x.k, plan.spans, plan.first, sums, s.H, s.D,
             BD=s.BD, BLOCK=32, FIXED=fixed, **self._how("ELU"), UNIT=self._unit,
             DOT=self.precision.dot, num_warps=s.warps, num_stages=1,
@@ -372,7 +259,7 @@ class Pipeline:
         self._running_sum(sums, self._through_inverse(A, dA), total, plan.span_first, reverse=True)
         du = torch.empty_like(x.u)
         self._launch(
-            penalty.direction_backward, programs,
+            information.direction_backward, programs,
             x.u, kept.a, G, sums, du, plan.spans, plan.first, s.H, s.D, self.settings.penalty_scale,
             BD=s.BD, BLOCK=s.block, DOT=self.precision.dot, num_warps=s.warps, num_stages=s.stages,
         )  # fmt: skip

@@ -1,0 +1,125 @@
+"""What a call is made of: its sizes and tiles, its precision, and the tensors that pass between kernels."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from varla.ops.triton.penalty import STEP
+from varla.ops.triton.plan import CHUNK
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a call, padded as tiles must be, and how many warps work on one."""
+
+    H: int
+    D: int
+    DV: int
+    BD: int
+    BV: int  # values in a tile
+    wide: int  # in a tile of `read`
+    narrow: tuple[int, int]  # in a tile of the scans, whose rows are independent: where heads are few, and where many
+    warps: int  # where a D x D tile, or several of tokens, is in registers
+    finishing: int  # warps of `finish`
+    block: int  # tokens at once where the gradient of A^-1 is summed
+    half: bool  # buffers are bfloat16
+    stages: int  # of loads under way, bounded by shared memory
+    registers: int | None  # a thread may have, where many programs at a time beat few that never spill
+    most: int | None  # and anywhere: for Ampere, ptxas settles for 32 where it finds no allocation it likes
+
+    @classmethod
+    @lru_cache(maxsize=256)
+    def of(cls, H: int, D: int, DV: int, buffer: torch.dtype, capability: int = 9) -> "Shape":
+        """The configuration for a shape, and a GPU of this compute capability: one choice, no tuning."""
+        half, hopper = buffer == torch.bfloat16, capability >= 9
+
+        def tile(size: int) -> int:
+            return max(16, 1 << (size - 1).bit_length())
+
+        BD = tile(D)
+        BV = tile(min(DV, 64 if half or D <= 64 else 32))
+        return cls(
+            H, D, DV, BD, BV,
+            wide=tile(min(DV, 128 if half else 32)),
+            narrow=(16, BV if half and BD == 128 else min(BV, 32)),
+            warps=8 if BD == 128 else 4,
+            finishing=4 if hopper or BD < 128 else 8,
+            block=(64 if half and BD < 128 else 32) if hopper else (32 if BD < 128 else 16),
+            half=half,
+            stages=2 if half else 1,
+            registers=128 if half else None,
+            most=None if hopper else 255,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Type of the buffers between kernels, and what operands of products are rounded to (pieces.dot)."""
+
+    buffer: torch.dtype
+    dot: str  # the S part
+    times: str  # A_t x_t
+    walk: str  # A's own recurrence: its errors add up over a sequence
+
+    @property
+    def exact(self) -> bool:
+        """Whether products with the inputs themselves, in bfloat16, lose nothing."""
+        return self.dot == "bf16"
+
+    @classmethod
+    def of(cls, dtype: torch.dtype, interpreted: bool) -> "Precision":
+        """For inputs of the given type. Triton's interpreter knows no bfloat16 products."""
+        if dtype == torch.bfloat16 and not interpreted:
+            return cls(dtype, "bf16", "bf16x3", "bf16x3")
+        if dtype == torch.float16 and not interpreted:
+            return cls(torch.float32, "tf32", "tf32x3", "tf32x3")
+        return cls(torch.float32, "tf32x3", "tf32x3", "tf32x3")
+
+
+class Inputs(NamedTuple):
+    """Tokens [tokens, H, *], contiguous."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    u: Tensor
+
+
+class State(NamedTuple):
+    """S [N, H, DV, D], A [N, H, D, D], z [N, H, D], float32, and t [N]: tokens seen."""
+
+    S: Tensor
+    A: Tensor
+    z: Tensor
+    t: Tensor
+
+
+class Kept(NamedTuple):
+    """What the backward needs of the forward: a [tokens, H, D]; norm, gain, denominator [tokens, H]; and the rest."""
+
+    a: Tensor
+    norm: Tensor  # of the keys' features: 1 / |F|
+    gain: Tensor
+    denominator: Tensor
+    tinv: Tensor  # [chunks, H, 64, 64]
+    W: Tensor  # likewise
+    A: Tensor  # [spans, H, D, D]
+    J: Tensor  # [tokens, H, 16]: L^-1 of every step of the walk
+
+    @classmethod
+    def empty(cls, q: Tensor, chunks: int, spans: int, buffer: torch.dtype) -> "Kept":
+        """Room for it, for q [tokens, H, D]."""
+        tokens, H, D = q.shape
+        return cls(
+            a=q.new_empty(tokens, H, D, dtype=buffer),
+            norm=q.new_empty(tokens, H, dtype=torch.float32),
+            gain=q.new_empty(tokens, H, dtype=torch.float32),
+            denominator=q.new_empty(tokens, H, dtype=torch.float32),
+            tinv=q.new_empty(chunks, H, CHUNK, CHUNK, dtype=buffer),
+            W=q.new_empty(chunks, H, CHUNK, CHUNK, dtype=buffer),
+            A=q.new_empty(spans, H, D, D, dtype=torch.float32),
+            J=q.new_empty(tokens, H, STEP.value, dtype=torch.float32),
+        )
