@@ -27,6 +27,7 @@ class Shape:
     block: int  # tokens at once where the gradient of A^-1 is summed
     half: bool  # buffers are bfloat16
     stages: int  # of loads under way, bounded by shared memory
+    scanning: int  # the same, of the scans
     registers: int | None  # a thread may have, where many programs at a time beat few that never spill
     most: int | None  # and anywhere: for Ampere, ptxas settles for 32 where it finds no allocation it likes
 
@@ -50,6 +51,7 @@ class Shape:
             block=(64 if half and BD < 128 else 32) if hopper else (32 if BD < 128 else 16),
             half=half,
             stages=2 if half else 1,
+            scanning=3 if half else 1,
             registers=128 if half else None,
             most=None if hopper else 255,
         )  # fmt: skip

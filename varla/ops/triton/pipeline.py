@@ -308,7 +308,7 @@ class Pipeline:
         self._launch(
             memory.scan, (len(plan.whole) * s.H, parts(s.DV, self._narrow)),
             tk, E, a, state.S, state.z, z0, S0, S, z, plan.chunks, plan.first, s.H, s.D, s.DV,
-            **self._tiles(self._narrow), DOT=self.precision.dot, num_warps=4,
+            **self._tiles(self._narrow), DOT=self.precision.dot, num_warps=4, num_stages=s.scanning,
         )  # fmt: skip
         return S0, S, z
 
@@ -327,7 +327,8 @@ class Pipeline:
             memory.scan_backward, (len(plan.whole) * s.H, parts(s.DV, narrow)),
             ta, B, K, kept.W, do, kept.denominator, dS, dSs, dv, initial,
             plan.chunks, plan.first, s.H, s.D, s.DV, self.settings.eps,
-            **self._tiles(narrow), **self._how("NORMALIZE"), DOT=self.precision.dot, num_warps=4,
+            **self._tiles(narrow), **self._how("NORMALIZE"), DOT=self.precision.dot,
+            num_warps=4, num_stages=s.scanning,
         )  # fmt: skip
 
     def _rows_by_chunk(self, over: Tensor) -> Tensor:
