@@ -172,30 +172,32 @@ def outer_sum(
 
 @triton.jit
 def direction_backward(
-    u, a, G, dM, du, spans, chunk_first, H, D, scale, BD: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr
-):
-    """du without refresh. dM [spans, H, D, D]: gradient of A^-1 after each span.
+    u, a, G, dM, du, chunks, places, chunk_first, short_first, H, D, scale,
+    BD: tl.constexpr, CHUNK: tl.constexpr, SHORT: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """du without refresh, every chunk by itself. dM [*, H, D, D]: gradient of A^-1 after each SHORT tokens.
 
     A^-1 only ever gains u u^T, so its gradient is a running sum of -sym(g_t a_t^T) from the right, and
-    dU = 2 U dM - triu(U a^T) G - triu(U G^T) a, dM being that after the block: linear attention, reversed.
-    a is exact in bfloat16; G [chunks, H, 64, D] and dM are not, and keep 16 bits.
+    dU = 2 U dM - triu(U a^T) G - triu(U G^T) a, over what is left of the SHORT tokens: attention, reversed.
+    a is exact in bfloat16; G [chunks, H, CHUNK, D] and dM are not, and keep 16 bits.
     """
-    LEFT: tl.constexpr = "left" if DOT == "bf16" else DOT
     RIGHT: tl.constexpr = "right" if DOT == "bf16" else DOT
-    span, head, token, count, sequence, position, _ = span_of(spans, H)
+    chunk, head = tl.program_id(0) // H, tl.program_id(0) % H
+    token, count = tl.load(chunks + chunk * 2), tl.load(chunks + chunk * 2 + 1)
+    sequence, position = tl.load(places + chunk * 2), tl.load(places + chunk * 2 + 1)
     d = tl.arange(0, BD)
-    later = tl.arange(0, BLOCK)[:, None] <= tl.arange(0, BLOCK)[None, :]
-    M = matrix(dM, span * H + head, d, D, d, D)
-    blocks = tl.cdiv(count, BLOCK)
-    for n in range(blocks):
-        begin = (blocks - 1 - n) * BLOCK
-        here, more = token + begin, count - begin
-        y, inverse = unit(rows(u, here, more, head, H, d, D, BLOCK))
-        P = operand(rows(a, here, more, head, H, d, D, BLOCK), DOT)
-        X = rows(G, slot(chunk_first, sequence, position + begin, head, H), more, 0, 1, d, D, BLOCK) * -0.5
-        dU = dot(y, M, RIGHT)  # half of it
-        dU = dot(tl.where(later, dot(y, tl.trans(P), DOT), 0.0), X, RIGHT, dU)
-        dU = dot(tl.where(later, dot(y, tl.trans(X), RIGHT), 0.0), P, DOT, dU)
-        store_rows(du, unit_backward(dU * (2 * scale * scale), y, inverse), here, more, head, H, d, D, BLOCK)
-        M = dot(tl.trans(X), P, LEFT, M)
-        M = dot(tl.trans(P), X, RIGHT, M)
+    i = tl.arange(0, CHUNK)
+    y, inverse = unit(rows(u, token, count, head, H, d, D, CHUNK))
+    x = operand(y, DOT)
+    at = (tl.load(short_first + sequence) + position // SHORT) * H + head
+    left = (SHORT - position % SHORT) // CHUNK
+    left = tl.minimum(left, tl.load(chunk_first + sequence + 1) - chunk)
+    dU = dot(x, matrix(dM, at, d, D, d, D), RIGHT)  # half of it
+    for n in range(left):
+        here, more = tl.load(chunks + (chunk + n) * 2), tl.load(chunks + (chunk + n) * 2 + 1)
+        P = operand(rows(a, here, more, head, H, d, D, CHUNK), DOT)
+        X = rows(G, ((chunk + n) * H + head) * CHUNK, more, 0, 1, d, D, CHUNK) * -0.5
+        later = (n > 0) | (i[:, None] <= i[None, :])
+        dU = dot(tl.where(later, dot(x, tl.trans(P), DOT), 0.0), X, RIGHT, dU)
+        dU = dot(tl.where(later, dot(x, tl.trans(X), RIGHT), 0.0), P, DOT, dU)
+    store_rows(du, unit_backward(dU * (2 * scale * scale), y, inverse), token, count, head, H, d, D, CHUNK)

@@ -18,7 +18,7 @@ from torch import Tensor
 from varla.ops.settings import VLASettings
 from varla.ops.triton import information, memory, penalty
 from varla.ops.triton.configuration import Inputs, Kept, Precision, Shape, State
-from varla.ops.triton.plan import CHUNK, Plan, parts
+from varla.ops.triton.plan import CHUNK, SHORT, Plan, parts
 
 HUGE = 2**31 - 1
 FEW = 48  # heads, over all sequences: with more than that, walking each from its beginning is as fast as any other way
@@ -243,25 +243,26 @@ class Pipeline:
                 Z, Y, G, K, dA, initial, V, plan.whole, s.H, s.D, BD=s.BD, DOT=self.precision.dot, num_warps=s.warps,
             )  # fmt: skip
             return self._refreshed(x, state, kept, dP, V, Z, Y, G), initial
-        sums = torch.empty_like(kept.A[: len(plan.spans)])
+        sums = state.A.new_empty(len(plan.short), s.H, s.D, s.D)
         total = torch.empty_like(state.A)
         fixed = not self.settings.update_penalty
         self._launch(
-            information.outer_sum, programs,
-            G, kept.a, x.k, plan.spans, plan.first, sums, s.H, s.D,
+            information.outer_sum, (len(plan.short) * s.H,),
+            G, kept.a, x.k, plan.short, plan.first, sums, s.H, s.D,
             BD=s.BD, BLOCK=32, FIXED=fixed, **self._how("ELU"), UNIT=self._unit,
             DOT=self.precision.dot, num_warps=s.warps, num_stages=1,
         )  # fmt: skip
         if fixed:
-            self._running_sum(sums, dA, total, plan.span_first, reverse=True)
+            self._running_sum(sums, dA, total, plan.short_first, reverse=True)
             return torch.zeros_like(x.u), (total + total.mT) / 2
         # In information form: the gradient of A^-1 after the last token, then before the first.
-        self._running_sum(sums, self._through_inverse(A, dA), total, plan.span_first, reverse=True)
+        self._running_sum(sums, self._through_inverse(A, dA), total, plan.short_first, reverse=True)
         du = torch.empty_like(x.u)
         self._launch(
-            information.direction_backward, programs,
-            x.u, kept.a, G, sums, du, plan.spans, plan.first, s.H, s.D, self.settings.penalty_scale,
-            BD=s.BD, BLOCK=s.block, DOT=self.precision.dot, num_warps=s.warps, num_stages=s.stages,
+            information.direction_backward, (len(plan.chunks) * s.H,),
+            x.u, kept.a, G, sums, du, plan.chunks, plan.places, plan.first, plan.short_first,
+            s.H, s.D, self.settings.penalty_scale,
+            BD=s.BD, CHUNK=CHUNK, SHORT=SHORT, DOT=self.precision.dot, num_warps=4, num_stages=1,
         )  # fmt: skip
         return du, self._through_inverse(self._inverse(state.A), total)
 

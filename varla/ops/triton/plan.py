@@ -15,6 +15,7 @@ from torch import Tensor
 
 CHUNK = 64
 SPANS = (1024, 512, 256)  # tokens
+SHORT = 256  # tokens that the gradient of u is taken over at once: the fewest operations at D=128
 FILL = 512  # programs that fill a large GPU several times over
 
 
@@ -22,10 +23,10 @@ FILL = 512  # programs that fill a large GPU several times over
 class Plan:
     """chunks [*, 2]: (token, count); places [*, 2]: (sequence, position in it) of the same.
 
-    spans and whole [*, 5]: (token, count, sequence, position, last of its sequence).
+    spans, short and whole [*, 5]: (token, count, sequence, position, last of its sequence).
 
-    first and span_first [sequences + 1]: where each sequence's chunks and spans begin. All int32. `empty`: sequences
-    without tokens.
+    first, span_first and short_first [sequences + 1]: where each sequence's chunks, spans and short spans begin. All
+    int32. `empty`: sequences without tokens.
     """
 
     chunks: Tensor
@@ -33,6 +34,8 @@ class Plan:
     first: Tensor
     spans: Tensor
     span_first: Tensor
+    short: Tensor
+    short_first: Tensor
     whole: Tensor
     span: int
     empty: tuple[int, ...]
@@ -66,17 +69,27 @@ def spans_needed(sequences: int, tokens: int, span: int, packed: bool) -> int:
 @lru_cache(maxsize=64)
 def make_plan(lengths: tuple[int, ...], span: int, device: torch.device) -> Plan:
     """The tables for sequences of these lengths, laid end to end."""
-    chunks, places, first, spans, span_first, whole = [], [], [0], [], [0], []
+    chunks, places, first, whole = [], [], [0], []
     start = 0
     for sequence, length in enumerate(lengths):
         chunks += [(start + at, min(CHUNK, length - at)) for at in range(0, length, CHUNK)]
         places += [(sequence, at) for at in range(0, length, CHUNK)]
-        for at in range(0, max(length, 1), span):
-            spans.append((start + at, min(span, length - at), sequence, at, int(at + span >= length)))
         whole.append((start, length, sequence, 0, 1))
         first.append(len(chunks))
-        span_first.append(len(spans))
         start += length
+
+    def cut(part: int) -> tuple[list[tuple[int, ...]], list[int]]:
+        """Spans of `part` tokens, at least one to a sequence, and where each sequence's begin."""
+        found: list[tuple[int, ...]] = []
+        begins = [0]
+        for start, length, sequence, *_ in whole:
+            for at in range(0, max(length, 1), part):
+                found.append((start + at, min(part, length - at), sequence, at, int(at + part >= length)))
+            begins.append(len(found))
+        return found, begins
+
+    spans, span_first = cut(span)
+    short, short_first = cut(SHORT)
 
     def table(values: Sequence[tuple[int, ...]] | Sequence[int], width: int | None = None) -> Tensor:
         made = torch.tensor(values, dtype=torch.int32)
@@ -89,6 +102,8 @@ def make_plan(lengths: tuple[int, ...], span: int, device: torch.device) -> Plan
         table(first),
         table(spans, 5),
         table(span_first),
+        table(short, 5),
+        table(short_first),
         table(whole, 5),
         span,
         empty,
