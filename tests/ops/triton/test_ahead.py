@@ -56,7 +56,9 @@ def call(pipeline: Pipeline, lengths: tuple[int, ...], dtype: torch.dtype) -> No
     state = State(
         torch.zeros(N, s.H, s.DV, s.D), torch.zeros(N, s.H, s.D, s.D), torch.zeros(N, s.H, s.D), torch.zeros(N).long()
     )
-    kept = Kept.empty(x.q, len(pipeline.plan.chunks), len(pipeline.plan.spans), pipeline.precision.buffer)
+    kept = Kept.empty(
+        x.q, pipeline.shape.DV, len(pipeline.plan.chunks), len(pipeline.plan.spans), pipeline.precision.buffer
+    )
     o, S, A, z = pipeline.forward(x, state, kept)
     pipeline.backward(x, state, kept, A, o, S, A, z)
 

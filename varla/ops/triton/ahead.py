@@ -70,7 +70,7 @@ def _rehearse(
 
     x = Inputs(*(empty(tokens, s.H, size, dtype=dtype) for size in (s.D, s.D, s.DV, s.D)))
     state = State(empty(N, s.H, s.DV, s.D), empty(N, s.H, s.D, s.D), empty(N, s.H, s.D), empty(N, dtype=torch.int64))
-    kept = Kept.empty(x.q, len(pipeline.plan.chunks), len(pipeline.plan.spans), pipeline.precision.buffer)
+    kept = Kept.empty(x.q, s.DV, len(pipeline.plan.chunks), len(pipeline.plan.spans), pipeline.precision.buffer)
     o, S, A, z = pipeline.forward(x, state, kept)
     if backward:
         pipeline.backward(x, state, kept, A, o, S, A, z)

@@ -23,7 +23,7 @@ class Shape:
     wide: int  # in a tile of `read`
     narrow: tuple[int, int]  # in a tile of the scans, whose rows are independent: where heads are few, and where many
     warps: int  # where a D x D tile, or several of tokens, is in registers
-    finishing: int  # warps of `finish`
+    finishing: int  # warps of what ends a backward
     block: int  # tokens at once where the gradient of A^-1 is summed
     half: bool  # buffers are bfloat16
     stages: int  # of loads under way, bounded by shared memory
@@ -100,7 +100,10 @@ class State(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What the backward needs of the forward: a [tokens, H, D]; norm, gain, denominator [tokens, H]; and the rest."""
+    """What the backward needs of the forward: a [tokens, H, D]; norm, gain, denominator [tokens, H]; and the rest.
+
+    S0 and E could be made again, for a tenth of a training step's time; they are the larger half of what is kept.
+    """
 
     a: Tensor
     norm: Tensor  # of the keys' features: 1 / |F|
@@ -108,12 +111,15 @@ class Kept(NamedTuple):
     denominator: Tensor
     tinv: Tensor  # [chunks, H, 64, 64]
     W: Tensor  # likewise
+    E: Tensor  # [tokens, H, DV]: what is written along a
+    S0: Tensor  # [chunks, H, DV, D]: S before every chunk
+    z0: Tensor  # [chunks, H, D]: z likewise
     A: Tensor  # [spans, H, D, D]
     J: Tensor  # [tokens, H, 16]: L^-1 of every step of the walk
 
     @classmethod
-    def empty(cls, q: Tensor, chunks: int, spans: int, buffer: torch.dtype) -> "Kept":
-        """Room for it, for q [tokens, H, D]."""
+    def empty(cls, q: Tensor, DV: int, chunks: int, spans: int, buffer: torch.dtype) -> "Kept":
+        """Room for it, for q [tokens, H, D] and values of DV numbers."""
         tokens, H, D = q.shape
         return cls(
             a=q.new_empty(tokens, H, D, dtype=buffer),
@@ -122,6 +128,9 @@ class Kept(NamedTuple):
             denominator=q.new_empty(tokens, H, dtype=torch.float32),
             tinv=q.new_empty(chunks, H, CHUNK, CHUNK, dtype=buffer),
             W=q.new_empty(chunks, H, CHUNK, CHUNK, dtype=buffer),
+            E=q.new_empty(tokens, H, DV, dtype=buffer),
+            S0=q.new_empty(chunks, H, DV, D, dtype=buffer),
+            z0=q.new_empty(chunks, H, D, dtype=torch.float32),
             A=q.new_empty(spans, H, D, D, dtype=torch.float32),
             J=q.new_empty(tokens, H, STEP.value, dtype=torch.float32),
         )

@@ -8,7 +8,6 @@ and backward, with dN = do / max(q.z, eps):
 
     turn        every chunk   Ta = T^-T a, B, K
     scan_backward  every head X = Ta dS^T, dV = R = W^T dN + X, dS0 = dS + dN^T B - X^T K, from the last chunk on
-    (prepare and scan again: S0 and E were not kept)
     unread      every chunk   dQ = dN S0 + tril(dN E^T) a, and the gradient of the denominators
     sum_queries every chunk   what those send back to z
     finish      every chunk   dK and da; from da the gradient dP of A k
@@ -67,31 +66,27 @@ def keys(F, norm, token, count, head, H, UNIT: tl.constexpr):
 @triton.jit
 def prepare(
     q, k, v, a, norm, tinv, W, tk, tv, zsum, chunks, H, D, DV,
-    BD: tl.constexpr, BV: tl.constexpr, ELU: tl.constexpr, UNIT: tl.constexpr, SOLVED: tl.constexpr,
+    BD: tl.constexpr, BV: tl.constexpr, ELU: tl.constexpr, UNIT: tl.constexpr,
     DOT: tl.constexpr, SOLVE: tl.constexpr,
 ):  # fmt: skip
-    """Tk, Tv and the sum of the chunk's key features; unless SOLVED, first T^-1, W and the norms of those features."""
+    """T^-1, W, Tk, Tv, the norms of the chunk's key features, and their sum."""
     chunk, head, token, count = place(chunks, H)
     at = chunk * H + head
     d = tl.arange(0, BD)
     i = tl.arange(0, CHUNK)
     F = features(k, token, count, head, H, d, D, CHUNK, ELU)
     tl.store(zsum + at.to(tl.int64) * D + d, tl.sum(F, 0), d < D)
-    if SOLVED:
-        K = operand(keys(F, norm, token, count, head, H, UNIT), DOT)
-        T = matrix(tinv, at, i, CHUNK, i, CHUNK)
-    else:
-        K, inverse = normalized(F, UNIT)
-        if UNIT:
-            store_column(norm, tl.reshape(inverse, [CHUNK]), token, count, head, H, CHUNK)
-        K = operand(K, DOT)
-        written = tl.trans(operand(rows(a, token, count, head, H, d, D, CHUNK), DOT))
-        N = tl.where(i[:, None] > i[None, :], dot(K, written, DOT), 0.0)
-        T = lower_inverse(N, 4, SOLVE)
-        store_matrix(tinv, T, at, i, CHUNK, i, CHUNK)
-        Q = operand(features(q, token, count, head, H, d, D, CHUNK, ELU), DOT)
-        C = tl.where(i[:, None] >= i[None, :], dot(Q, written, DOT), 0.0)
-        store_matrix(W, dot(C, T, SOLVE), at, i, CHUNK, i, CHUNK)
+    K, inverse = normalized(F, UNIT)
+    if UNIT:
+        store_column(norm, tl.reshape(inverse, [CHUNK]), token, count, head, H, CHUNK)
+    K = operand(K, DOT)
+    written = tl.trans(operand(rows(a, token, count, head, H, d, D, CHUNK), DOT))
+    N = tl.where(i[:, None] > i[None, :], dot(K, written, DOT), 0.0)
+    T = lower_inverse(N, 4, SOLVE)
+    store_matrix(tinv, T, at, i, CHUNK, i, CHUNK)
+    Q = operand(features(q, token, count, head, H, d, D, CHUNK, ELU), DOT)
+    C = tl.where(i[:, None] >= i[None, :], dot(Q, written, DOT), 0.0)
+    store_matrix(W, dot(C, T, SOLVE), at, i, CHUNK, i, CHUNK)
     T = operand(T, DOT)
     store_rows(tk, dot(T, K, DOT), token, count, head, H, d, D, CHUNK)
     for begin in range(0, DV, BV):
@@ -274,7 +269,7 @@ def finish(
 ):  # fmt: skip
     """dP [chunks, H, CHUNK, D], and dk but for what reaches it through A.
 
-    dP may lie where dS does, and dk where E does: a program reads its own before it writes.
+    dP may lie where dS does: a program reads its own before it writes.
     """
     chunk, head, token, count = place(chunks, H)
     at = chunk * H + head

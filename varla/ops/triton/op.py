@@ -49,7 +49,7 @@ def _kept(inputs: Sequence[Tensor], sequences: int, packed: bool) -> Kept:
     buffer = Precision.of(q.dtype, triton_interpreted()).buffer
     chunks = T // CHUNK + sequences if packed else B * parts(T, CHUNK)
     spans = spans_needed(sequences, B * T, span_length(B * T, H), packed)
-    return Kept.empty(q.flatten(0, 1), chunks, spans, buffer)
+    return Kept.empty(q.flatten(0, 1), inputs[2].shape[-1], chunks, spans, buffer)
 
 
 @torch.library.custom_op("varla::vla_triton", mutates_args=())

@@ -2,14 +2,11 @@
 
 Forward: A walks through each sequence (without refresh: through all spans at once, from inverses of prefix sums),
 leaving the write directions a; then `prepare`, `scan`, `read`. Kept for the backward: a, its gains, the keys' norms,
-the denominators, T^-1 and W of every chunk, A at the start of every span, and the factors of every step. Then
-backward: `turn` and `scan_backward`, `prepare` and `scan` again, `unread`, `finish`; and the A part, on all spans.
+the denominators, E, T^-1, W and S of every chunk, A at the start of every span, and the factors of every step. Then
+backward: `turn` and `scan_backward`, `unread`, `finish`; and the A part, on all spans at once.
 """
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -22,12 +19,6 @@ from varla.ops.triton.plan import CHUNK, SHORT, Plan, parts
 
 HUGE = 2**31 - 1
 FEW = 48  # heads, over all sequences: with more than that, walking each from its beginning is as fast as any other way
-
-
-@lru_cache(maxsize=64)
-def second_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for each device, kept."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
@@ -43,14 +34,15 @@ class Pipeline:
     def forward(self, x: Inputs, state: State, kept: Kept) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(o, S, A, z): outputs [tokens, H, DV] and the state after the last token. Fills `kept`."""
         A = self._unless_empty(self._directions(x, state, kept), state.A)
-        tk, E, z0 = self._prepare(x, kept, solved=False)
-        S0, S, z = self._scan(tk, E, z0, kept.a, state)
+        tk = torch.empty_like(kept.a)
+        self._prepare(x, kept, tk)
+        S, z = self._scan(tk, kept, state)
         del tk
         o = torch.empty_like(x.v)
         s = self.shape
         self._launch(
             memory.read, (len(self.plan.chunks) * s.H, parts(s.DV, s.wide)),
-            x.q, x.k, x.v, kept.norm, kept.W, S0, z0, o, kept.denominator, self.plan.chunks,
+            x.q, x.k, x.v, kept.norm, kept.W, kept.S0, kept.z0, o, kept.denominator, self.plan.chunks,
             s.H, s.D, s.DV, self.settings.eps,
             **self._tiles(s.wide), **self._how("ELU", "UNIT", "NORMALIZE"), DOT=self.precision.dot,
             num_warps=s.warps, maxnreg=s.registers,
@@ -65,16 +57,11 @@ class Pipeline:
         per_chunk = len(plan.chunks) * s.H
         dv, dS_initial = torch.empty_like(x.v), torch.empty_like(dS)
         dSs = kept.a.new_empty(len(plan.chunks), s.H, s.DV, s.D)
-        with self._beside() as other:
-            with other:
-                self._scan_backward(x, kept, do, dS, dSs, dv, dS_initial)
-            tk, E, z0 = self._prepare(x, kept, solved=True)
-            S0 = self._scan(tk, E, z0, kept.a, state)[0]
-            del tk
-        dD, dzs, dq = torch.empty_like(kept.denominator), torch.empty_like(z0), torch.empty_like(x.q)
+        self._scan_backward(x, kept, do, dS, dSs, dv, dS_initial)
+        dD, dzs, dq = torch.empty_like(kept.denominator), torch.empty_like(kept.z0), torch.empty_like(x.q)
         self._launch(
             memory.unread, (per_chunk,),
-            x.q, x.k, kept.a, E, S0, z0, do, kept.denominator, dD, dq,
+            x.q, x.k, kept.a, kept.E, kept.S0, kept.z0, do, kept.denominator, dD, dq,
             plan.chunks, s.H, s.D, s.DV, self.settings.eps,
             **self._tiles(s.BV), **self._how("ELU", "NORMALIZE"), DOT=self.precision.dot,
             num_warps=8, num_stages=s.stages, maxnreg=s.registers,
@@ -88,16 +75,16 @@ class Pipeline:
         else:
             dzs.zero_()
         self._running_sum(dzs, dz, dz_initial, plan.first, reverse=True)
-        dk = E if s.DV == s.D else torch.empty_like(kept.a)
+        dk = torch.empty_like(kept.a)
         dP = self._rows_by_chunk(dSs)
         self._launch(
             memory.finish, (per_chunk,),
-            x.q, x.k, kept.a, kept.norm, kept.gain, E, S0, do, kept.denominator, dD, dv, dSs, dzs, dk, dP,
+            x.q, x.k, kept.a, kept.norm, kept.gain, kept.E, kept.S0, do, kept.denominator, dD, dv, dSs, dzs, dk, dP,
             plan.chunks, s.H, s.D, s.DV, self.settings.eps,
             **self._tiles(min(s.BV, 32)), **self._how("ELU", "UNIT", "NORMALIZE", "GAIN"), DOT=self.precision.dot,
             num_warps=s.finishing, num_stages=s.stages,
         )  # fmt: skip
-        del E, S0, dSs
+        del dSs
         du, dA_initial = self._directions_backward(x, state, kept, dP, dk, A, dA)
         return Inputs(dq, dk.to(x.k.dtype), dv, du), (dS_initial, self._unless_empty(dA_initial, dA), dz_initial)
 
@@ -229,7 +216,7 @@ class Pipeline:
         s, plan, beat = self.shape, self.plan, self._beat
         programs = (len(plan.spans) * s.H,)
         refresh = self.settings.beat is not None
-        G, Z, Y, K, V = (torch.empty_like(kept.a) if refresh else dP for _ in range(5))
+        G, Z, Y, K = (torch.empty_like(kept.a) if refresh else dP for _ in range(4))
         self._launch(
             penalty.backward_walk, programs,
             x.k, x.u, kept.gain, dP, dk, G, Z, Y, kept.J, K, kept.A, state.t, plan.spans, plan.first,
@@ -240,9 +227,9 @@ class Pipeline:
             initial = torch.empty_like(dA)
             self._launch(
                 penalty.gradient_scan, (len(plan.whole) * s.H,),
-                Z, Y, G, K, dA, initial, V, plan.whole, s.H, s.D, BD=s.BD, DOT=self.precision.dot, num_warps=s.warps,
+                Z, Y, G, K, dA, initial, plan.whole, s.H, s.D, BD=s.BD, DOT=self.precision.dot, num_warps=s.warps,
             )  # fmt: skip
-            return self._refreshed(x, state, kept, dP, V, Z, Y, G), initial
+            return self._refreshed(x, state, kept, dP, K, Z, Y, G), initial
         sums = state.A.new_empty(len(plan.short), s.H, s.D, s.D)
         total = torch.empty_like(state.A)
         fixed = not self.settings.update_penalty
@@ -262,7 +249,7 @@ class Pipeline:
             information.direction_backward, (len(plan.chunks) * s.H,),
             x.u, kept.a, G, sums, du, plan.chunks, plan.places, plan.first, plan.short_first,
             s.H, s.D, self.settings.penalty_scale,
-            BD=s.BD, CHUNK=CHUNK, SHORT=SHORT, DOT=self.precision.dot, num_warps=4, num_stages=1,
+            BD=s.BD, CHUNK=CHUNK, SHORT=SHORT, DOT=self.precision.dot, num_warps=s.finishing, num_stages=1,
         )  # fmt: skip
         return du, self._through_inverse(self._inverse(state.A), total)
 
@@ -276,7 +263,7 @@ class Pipeline:
             x.k, x.u, dP, V, Z, kept.J, X, rest, plan.chunks, plan.places, state.t, s.H, s.D, *scalars,
             BD=s.BD, STEPS=4, **self._how("ELU"), UNIT=self._unit, DOT=self.precision.times, num_warps=4,
         )  # fmt: skip
-        du = torch.empty_like(x.u)
+        du = Z if Z.dtype == x.u.dtype else torch.empty_like(x.u)
         self._launch(
             penalty.direction_walk, (len(plan.spans) * s.H,),
             x.u, X, rest, Z, du, kept.A, state.t, plan.spans, s.H, s.D, *scalars,
@@ -286,32 +273,26 @@ class Pipeline:
 
     # The S part.
 
-    def _prepare(self, x: Inputs, kept: Kept, solved: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """(Tk, Tv, sums of the key features) of every chunk."""
+    def _prepare(self, x: Inputs, kept: Kept, tk: Tensor) -> None:
+        """Fill tk, and of `kept` the norms, T^-1 and W; E and z0 with Tv and sums of key features."""
         s, plan = self.shape, self.plan
-        options = {"num_warps": s.warps} if solved else {"num_warps": 4, "maxnreg": 168 if s.half else None}
-        tk = torch.empty_like(kept.a)
-        tv = torch.empty_like(x.v, dtype=self.precision.buffer)
-        zsum = x.k.new_empty(len(plan.chunks), s.H, s.D, dtype=torch.float32)
         self._launch(
             memory.prepare, (len(plan.chunks) * s.H,),
-            x.q, x.k, x.v, kept.a, kept.norm, kept.tinv, kept.W, tk, tv, zsum, plan.chunks, s.H, s.D, s.DV,
-            **self._tiles(s.BV), **self._how("ELU", "UNIT"), SOLVED=solved,
-            DOT=self.precision.dot, SOLVE=self.precision.times, **options,
+            x.q, x.k, x.v, kept.a, kept.norm, kept.tinv, kept.W, tk, kept.E, kept.z0, plan.chunks, s.H, s.D, s.DV,
+            **self._tiles(s.BV), **self._how("ELU", "UNIT"), DOT=self.precision.dot, SOLVE=self.precision.times,
+            num_warps=4, maxnreg=168 if s.half else None,
         )  # fmt: skip
-        return tk, tv, zsum
 
-    def _scan(self, tk: Tensor, E: Tensor, z0: Tensor, a: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
-        """(S before every chunk, S and z after the last). E and z0 are completed in place."""
+    def _scan(self, tk: Tensor, kept: Kept, state: State) -> tuple[Tensor, Tensor]:
+        """S and z after the last chunk. Fills kept.S0 and completes kept.E and kept.z0."""
         s, plan = self.shape, self.plan
-        S0 = a.new_empty(len(plan.chunks), s.H, s.DV, s.D)
         S, z = torch.empty_like(state.S), torch.empty_like(state.z)
         self._launch(
             memory.scan, (len(plan.whole) * s.H, parts(s.DV, self._narrow)),
-            tk, E, a, state.S, state.z, z0, S0, S, z, plan.chunks, plan.first, s.H, s.D, s.DV,
+            tk, kept.E, kept.a, state.S, state.z, kept.z0, kept.S0, S, z, plan.chunks, plan.first, s.H, s.D, s.DV,
             **self._tiles(self._narrow), DOT=self.precision.dot, num_warps=4, num_stages=s.scanning,
         )  # fmt: skip
-        return S0, S, z
+        return S, z
 
     def _scan_backward(
         self, x: Inputs, kept: Kept, do: Tensor, dS: Tensor, dSs: Tensor, dv: Tensor, initial: Tensor
@@ -338,24 +319,6 @@ class Pipeline:
         if over.nbytes == 4 * chunks * s.H * CHUNK * s.D:
             return over.flatten().view(torch.float32).view(chunks, s.H, CHUNK, s.D)
         return over.new_empty(chunks, s.H, CHUNK, s.D, dtype=torch.float32)
-
-    @contextmanager
-    def _beside(self) -> Iterator[AbstractContextManager[object]]:
-        """Where heads are few: yields a second stream, joined at the end.
-
-        The two scans of the backward then run at once; else one after the other, and what only the first one needs is
-        freed before the second. What is allocated on the second stream stays in its pool: to be used there only.
-        """
-        device = self.plan.chunks.device
-        if not self._few or device.type != "cuda":
-            yield nullcontext()
-            return
-        main, other = torch.cuda.current_stream(device), second_stream(device)
-        other.wait_stream(main)
-        try:
-            yield torch.cuda.stream(other)
-        finally:
-            main.wait_stream(other)
 
     def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
         options["maxnreg"] = options.get("maxnreg") or self.shape.most
