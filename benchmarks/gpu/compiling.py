@@ -18,7 +18,7 @@ JOBS: dict[str, list[Job]] = {
         *((form, forms.HEADS, 128, "bfloat16") for form in forms.VARLA),
         *((form, 4, 32, "float32") for form in forms.VARLA),
     ],
-    "linear": [(form, 4, 64, "bfloat16") for form in forms.VARLA],
+    "linear": [(form, heads, 64, "bfloat16") for heads in (4, forms.HEADS) for form in forms.VARLA],
 }
 
 

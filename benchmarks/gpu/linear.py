@@ -1,28 +1,40 @@
 """Section `linear`: the time of a token as sequences grow, and of a training step beside DeltaNet's."""
 
+import torch
+
 from benchmarks import train_step
 from benchmarks.gpu import forms, timing
 from benchmarks.gpu.record import Found, Options, Row
 
+FULL, ONE = (4, 16, 64), (1, 4, 64)  # B, heads, D: more than fills the GPU at any length; one small sequence
+
 
 def run(found: Found, options: Options) -> None:
-    B, heads, D = 1, 4, 64
+    for B, heads, D in (FULL, ONE):
+        grow(found, options, B, heads, D)
+    train(found, options)
+
+
+def grow(found: Found, options: Options, B: int, heads: int, D: int) -> None:
+    """The goal is set where the GPU is full: before that, longer sequences fill it, and a token takes ever less."""
     lengths = [8192 << i for i in range(2 if options.quick else 6)]
     title = f"nanoseconds a token, bf16, B={B} H={heads} D={D}"
     for T in lengths:
         row: Row = {"T": T}
         for form in forms.VARLA:
+            torch.cuda.empty_cache()
             x = forms.work(form, B, T, heads, D)
-            row[f"{form}, forward"] = 1e6 * timing.timed(x.forward, options.repeats).ms / T
-            row[f"{form}, both"] = 1e6 * timing.timed(x.both, options.repeats).ms / T
+            row[f"{form}, forward"] = 1e6 * timing.timed(x.forward, options.repeats).ms / (B * T)
+            row[f"{form}, both"] = 1e6 * timing.timed(x.both, options.repeats).ms / (B * T)
+            del x
         found.add(title, **row)
         found.keep()
     rows = found.tables[title]
     for key in list(rows[0])[1:]:
         values = [row[key] for row in rows]
-        found.goal(f"largest over smallest, {key}", max(values) / min(values), most=1.1)
-        found.notes.append(f"{key}: T={lengths[-1]} over T={lengths[0]}: {values[-1] / values[0]:.2f}")
-    train(found, options)
+        if (B, heads, D) == FULL:
+            found.goal(f"largest over smallest, {key}", max(values) / min(values), most=1.1)
+        found.notes.append(f"B={B} H={heads}, {key}: T={lengths[-1]} over T={lengths[0]}: {values[-1] / values[0]:.2f}")
 
 
 def train(found: Found, options: Options) -> None:

@@ -65,3 +65,20 @@ def test_the_checks_see_an_error_other_bits_and_unwritten_memory(monkeypatch):
     assert bad["errors"]["o"] > 2e-5
     assert not bad["same bits"]
     assert bad["NaN"] >= 5 * 16
+
+
+def test_what_is_over_its_bound_stands_beside_what_the_inputs_allow(monkeypatch):
+    case = accuracy.Case(1, 5, 1, 16)
+    true = accuracy.results_of
+
+    def coarse(case, given, backend, device, dtype=None):
+        found = true(case, given, "chunk", device, dtype)
+        return {name: 1.5 * x if backend == "triton" and name == "du" else x for name, x in found.items()}
+
+    monkeypatch.setattr(accuracy, "results_of", coarse)
+    row = accuracy.check_case(case, "bfloat16", 0)
+    (line,) = accuracy.over([row, checked("float32", o=1e-6), checked("float16", o=1.0)])
+    assert (line["type"], line["of"]) == ("bfloat16", "du")
+    assert line["error"] == pytest.approx(0.5, rel=1e-2)
+    assert 1e-4 < line["inputs moved"] < 1e-1  # half of 2^-7, as the gradient magnifies it
+    assert line["chunk form"] < 1e-5

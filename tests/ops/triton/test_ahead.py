@@ -1,5 +1,6 @@
 """Compiling ahead covers what any length and batch launches."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -88,3 +89,13 @@ def test_odd_sizes_over_the_memory_of_others(seen: set[tuple[Any, ...]]) -> None
     pipeline = Pipeline(make_plan((70,), 256, cpu), Shape.of(2, 5, 128, precision.buffer), precision, settings(5))
     call(pipeline, (70,), torch.bfloat16)
     assert "finish" in {name for name, *_ in seen}
+
+
+def test_no_launcher_is_built_twice() -> None:
+    def kernel(*types: str) -> Any:
+        return SimpleNamespace(src=SimpleNamespace(signature=dict(enumerate(types))))
+
+    kernels = [kernel("*fp32", "i32"), kernel("*bf16", "i32"), kernel("*fp32", "i32"), kernel("*fp32", "constexpr")]
+    first, others = ahead._once_each(kernels)
+    assert first == [kernels[0], kernels[1], kernels[3]]
+    assert others == [kernels[2]]

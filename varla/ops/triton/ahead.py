@@ -6,6 +6,7 @@ batch compiles anything.
 """
 
 import os
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -33,8 +34,9 @@ def compile_ahead(pipeline: Pipeline, dtype: torch.dtype, device: torch.device, 
         with triton.AsyncCompileMode(threads):
             rehearse_all(pipeline, dtype, device, backward, started)
         compiled = {id(kernel): kernel for kernel in (each.result() for each in started if hasattr(each, "result"))}
-        for _ in threads.map(partial(_load, device), compiled.values()):
-            pass
+        for kernels in _once_each(compiled.values()):
+            for _ in threads.map(partial(_load, device), kernels):
+                pass
     _done.add((*key, backward))
 
 
@@ -45,6 +47,20 @@ def rehearse_all(
     for lengths in ((CHUNK,), (8 * CHUNK,), (CHUNK,) * parts(128, pipeline.shape.H)):
         plan = make_plan(lengths, CHUNK, device)
         _rehearse(replace(pipeline, plan=plan, dry=started), lengths, dtype, device, backward)
+
+
+def _once_each(kernels: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+    """One kernel of each signature, and the others: a launcher depends on nothing else, and is not to be built twice.
+
+    Two threads that build the same one would replace each other's file while it is loaded. Where the file system then
+    gives its number to the next one, that is taken for loaded already, and a kernel gets another's launcher.
+    """
+    first: dict[tuple[Any, ...], Any] = {}
+    others = []
+    for kernel in kernels:
+        if first.setdefault(tuple(kernel.src.signature.values()), kernel) is not kernel:
+            others.append(kernel)
+    return list(first.values()), others
 
 
 def _load(device: torch.device, kernel: Any) -> None:
