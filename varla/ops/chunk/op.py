@@ -16,6 +16,7 @@ from varla.ops.chunk import driver
 from varla.ops.chunk.cells import Cell, DeltaCell, LinearCell, VLACell
 from varla.ops.chunk.decay import DecayedDeltaCell
 from varla.ops.chunk.plan import make_plan, slots_needed
+from varla.ops.operator import operator
 from varla.ops.packing import sequence_bounds
 from varla.ops.settings import (
     DecayedDeltaRuleSettings,
@@ -70,8 +71,7 @@ def _no_autocast(device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, enabled=False)
 
 
-@torch.library.custom_op("varla::chunk", mutates_args=())
-def chunk(
+def _chunk(
     inputs: Sequence[Tensor],
     state: Sequence[Tensor],
     t: Tensor,
@@ -87,8 +87,7 @@ def chunk(
     return [o, *final, *kept]
 
 
-@chunk.register_fake
-def _(
+def _chunk_fake(
     inputs: Sequence[Tensor],
     state: Sequence[Tensor],
     t: Tensor,
@@ -105,8 +104,7 @@ def _(
     ]
 
 
-@torch.library.custom_op("varla::chunk_backward", mutates_args=())
-def chunk_backward(
+def _chunk_backward(
     inputs: Sequence[Tensor],
     kept: Sequence[Tensor],
     t: Tensor,
@@ -123,8 +121,7 @@ def chunk_backward(
     return [*dinputs, *dstate]
 
 
-@chunk_backward.register_fake
-def _(
+def _chunk_backward_fake(
     inputs: Sequence[Tensor],
     kept: Sequence[Tensor],
     t: Tensor,
@@ -157,7 +154,7 @@ def _backward(ctx, grads):  # type: ignore[no-untyped-def]
     return result[:n], result[n:], None, None, None, None, None
 
 
-chunk.register_autograd(_backward, setup_context=_setup_context)
+chunk = operator("chunk", _chunk, _chunk_fake, _backward, _setup_context)
 
 
 def refuse_double_backward(backend: str) -> Callable[..., Any]:
@@ -172,4 +169,4 @@ def refuse_double_backward(backend: str) -> Callable[..., Any]:
     return refuse
 
 
-chunk_backward.register_autograd(refuse_double_backward("chunk"))
+chunk_backward = operator("chunk_backward", _chunk_backward, _chunk_backward_fake, refuse_double_backward("chunk"))

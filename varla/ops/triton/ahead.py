@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -34,9 +33,11 @@ def compile_ahead(pipeline: Pipeline, dtype: torch.dtype, device: torch.device, 
         with triton.AsyncCompileMode(threads):
             rehearse_all(pipeline, dtype, device, backward, started)
         compiled = {id(kernel): kernel for kernel in (each.result() for each in started if hasattr(each, "result"))}
-        for kernels in _once_each(compiled.values()):
-            for _ in threads.map(partial(_load, device), kernels):
-                pass
+        for _ in threads.map(_build_launcher, _one_of_each(compiled.values())):
+            pass
+    with torch.cuda.device(device):
+        for kernel in compiled.values():
+            _ = kernel.run  # loads it
     _done.add((*key, backward))
 
 
@@ -49,24 +50,18 @@ def rehearse_all(
         _rehearse(replace(pipeline, plan=plan, dry=started), lengths, dtype, device, backward)
 
 
-def _once_each(kernels: Iterable[Any]) -> tuple[list[Any], list[Any]]:
-    """One kernel of each signature, and the others: a launcher depends on nothing else, and is not to be built twice.
+def _one_of_each(kernels: Iterable[Any]) -> list[Any]:
+    """One kernel of each signature: launchers depend on nothing else."""
+    return list({tuple(kernel.src.signature.values()): kernel for kernel in kernels}.values())
 
-    Two threads that build the same one would replace each other's file while it is loaded. Where the file system then
-    gives its number to the next one, that is taken for loaded already, and a kernel gets another's launcher.
+
+def _build_launcher(kernel: Any) -> None:
+    """Have the C compiler build what launches the kernel, which takes it as long as some kernels take.
+
+    Only its file is of use. All launchers are Python modules of one name, and loading one again puts its function into
+    whichever was loaded last: in threads, a kernel could end up with another's.
     """
-    first: dict[tuple[Any, ...], Any] = {}
-    others = []
-    for kernel in kernels:
-        if first.setdefault(tuple(kernel.src.signature.values()), kernel) is not kernel:
-            others.append(kernel)
-    return list(first.values()), others
-
-
-def _load(device: torch.device, kernel: Any) -> None:
-    """Have its launcher built, by the C compiler: as slow as some kernels."""
-    with torch.cuda.device(device):
-        _ = kernel.run
+    triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
 
 
 def _switches(settings: VLASettings) -> tuple[object, ...]:

@@ -8,8 +8,7 @@ and backward, with dN = do / max(q.z, eps):
 
     turn        every chunk   Ta = T^-T a, B, K
     scan_backward  every head X = Ta dS^T, dV = R = W^T dN + X, dS0 = dS + dN^T B - X^T K, from the last chunk on
-    unread      every chunk   dQ = dN S0 + tril(dN E^T) a, and the gradient of the denominators
-    sum_queries every chunk   what those send back to z
+    unread      every chunk   dQ = dN S0 + tril(dN E^T) a, the gradient of the denominators, and what those send to z
     finish      every chunk   dK and da; from da the gradient dP of A k
 
 The textbook form reads tril(Q a^T) E and sends back T^-T (tril(Q a^T)^T dN + a dS^T). Positive features make keys
@@ -157,10 +156,10 @@ def read(
 
 @triton.jit
 def unread(
-    q, k, a, E, S0, z0, do, denominator, dD, dq, chunks, H, D, DV, eps,
+    q, k, a, E, S0, z0, do, denominator, dD, dzsum, dq, chunks, H, D, DV, eps,
     BD: tl.constexpr, BV: tl.constexpr, ELU: tl.constexpr, NORMALIZE: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """dq, and the gradient of the denominators, dD [tokens, H].
+    """dq, the gradient of the denominators, dD [tokens, H], and the sum of dD q over the chunk, dzsum [chunks, H, D].
 
     dN . N is q . dQ, since N = S q and dQ = S^T dN: taken so, dQ + dD z is orthogonal to q to the last bit, and the
     outputs, rounded to the inputs' type, are not needed.
@@ -193,6 +192,7 @@ def unread(
         slope = tl.where((under < eps) | (i >= count), 0.0, -inverse) * along
         dQ += slope[:, None] * z
         store_column(dD, slope, token, count, head, H, CHUNK)
+        tl.store(dzsum + at.to(tl.int64) * D + d, tl.sum(Q * slope[:, None], 0), d < D)
     store_rows(dq, feature_backward(dQ, Q, ELU), token, count, head, H, d, D, CHUNK)
 
 
@@ -249,16 +249,6 @@ def scan_backward(
         memory = dot(tl.trans(rows(B, token, count, head, H, d, D, CHUNK)), g, DOT, memory)
         memory = dot(tl.trans(rows(K, token, count, head, H, d, D, CHUNK)), -x, DOT, memory)
     tl.store(dS_initial + own * size + cell, memory, inside)
-
-
-@triton.jit
-def sum_queries(q, dD, dzsum, chunks, H, D, BD: tl.constexpr, ELU: tl.constexpr):
-    """The sum of dD q over each chunk [chunks, H, D]: what the denominators send back to z."""
-    chunk, head, token, count = place(chunks, H)
-    d = tl.arange(0, BD)
-    slope = column(dD, token, count, head, H, CHUNK)
-    total = tl.sum(features(q, token, count, head, H, d, D, CHUNK, ELU) * slope[:, None], 0)
-    tl.store(dzsum + (chunk * H + head).to(tl.int64) * D + d, total, d < D)
 
 
 @triton.jit

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from varla.ops.backends import triton_interpreted
 from varla.ops.chunk.op import decode, refuse_double_backward
+from varla.ops.operator import operator
 from varla.ops.packing import sequence_bounds
 from varla.ops.settings import VLASettings
 from varla.ops.triton.ahead import compile_ahead
@@ -52,8 +53,7 @@ def _kept(inputs: Sequence[Tensor], sequences: int, packed: bool) -> Kept:
     return Kept.empty(q.flatten(0, 1), inputs[2].shape[-1], chunks, spans, buffer)
 
 
-@torch.library.custom_op("varla::vla_triton", mutates_args=())
-def vla_triton(
+def _vla_triton(
     inputs: Sequence[Tensor],
     state: Sequence[Tensor],
     t: Tensor,
@@ -73,8 +73,7 @@ def vla_triton(
     return [o.view(inputs[2].shape), *final, *extra]
 
 
-@vla_triton.register_fake
-def _(
+def _vla_triton_fake(
     inputs: Sequence[Tensor],
     state: Sequence[Tensor],
     t: Tensor,
@@ -87,8 +86,7 @@ def _(
     return [o, *(torch.empty_like(x, memory_format=torch.contiguous_format) for x in state), *extra]
 
 
-@torch.library.custom_op("varla::vla_triton_backward", mutates_args=())
-def vla_triton_backward(
+def _vla_triton_backward(
     inputs: Sequence[Tensor],
     state: Sequence[Tensor],
     t: Tensor,
@@ -115,8 +113,7 @@ def vla_triton_backward(
     return [*(g.view(x.shape) for g, x in zip(dinputs, inputs, strict=True)), *dstate]
 
 
-@vla_triton_backward.register_fake
-def _(
+def _vla_triton_backward_fake(
     inputs: Sequence[Tensor],
     state: Sequence[Tensor],
     t: Tensor,
@@ -145,5 +142,7 @@ def _backward(ctx, grads):  # type: ignore[no-untyped-def]
     return result[:4], result[4:], None, None, None, None
 
 
-vla_triton.register_autograd(_backward, setup_context=_setup_context)
-vla_triton_backward.register_autograd(refuse_double_backward("triton"))
+vla_triton = operator("vla_triton", _vla_triton, _vla_triton_fake, _backward, _setup_context)
+vla_triton_backward = operator(
+    "vla_triton_backward", _vla_triton_backward, _vla_triton_backward_fake, refuse_double_backward("triton")
+)

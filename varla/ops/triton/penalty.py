@@ -291,7 +291,8 @@ def gradient_scan(Zs, Ys, PP, PK, final, initial, whole, H, D, BD: tl.constexpr,
     """With refresh: the gradient of A, from the last step of a sequence to the first. Z Lam takes the place of PK.
 
     Lam is the gradient of A after a step, Lam <- Pi^T Lam Pi + sym(Phi(dP)^T Phi(K)) with Pi = I - Z^T Y (docs/math.md,
-    section 5). `final` and `initial` [sequences, H, D, D].
+    section 5). `final` and `initial` [sequences, H, D, D]. All loads of a step are before its products, whose operands
+    pass through shared memory, behind a barrier: by the store, everyone has read.
     """
     LEFT: tl.constexpr = "left" if DOT == "bf16" else DOT
     sequence, head, token, count, _, _, _ = span_of(whole, H)
@@ -306,7 +307,6 @@ def gradient_scan(Zs, Ys, PP, PK, final, initial, whole, H, D, BD: tl.constexpr,
         P = rows(PP, here, more, head, H, d, D, STEP, True) * 0.5
         K = rows(PK, here, more, head, H, d, D, STEP, True)
         X = dot(Lam, Z, LEFT)
-        tl.debug_barrier()
         store_rows(PK, X, here, more, head, H, d, D, STEP, True)
         X -= 0.5 * dot(Y, dot(tl.trans(Z), X, DOT), DOT)
         Lam = dot(P, tl.trans(K), DOT, Lam)
@@ -360,7 +360,7 @@ def direction_walk(
     H, D, scale, period, eta,
     BD: tl.constexpr, DOT: tl.constexpr, WALK: tl.constexpr,
 ):  # fmt: skip
-    """With refresh: du, from dU = X A + rest. A walks by the Z that `backward_walk` left; du may lie where they do."""
+    """With refresh: du, from dU = X A + rest. A walks by the Z that `backward_walk` left. du may lie where X does."""
     span, head, token, count, sequence, position, _ = span_of(spans, H)
     d = tl.arange(0, BD)
     eye = (d[:, None] == d[None, :]) & (d[:, None] < D)
@@ -371,8 +371,6 @@ def direction_walk(
         y, inverse = unit(rows(u, here, more, head, H, d, D, STEP, True), True)
         dU = dot(A, rows(X, here, more, head, H, d, D, STEP, True), DOT)
         dU += rows(rest, here, more, head, H, d, D, STEP, True)
-        Z = rows(Zs, here, more, head, H, d, D, STEP, True)
-        tl.debug_barrier()
         store_rows(du, unit_backward(dU * scale, y, inverse, True), here, more, head, H, d, D, STEP, True)
         total = beat(position + begin, more, left, period, eta)[2]
-        A = updated(A, Z, total, eye, True, WALK)
+        A = updated(A, rows(Zs, here, more, head, H, d, D, STEP, True), total, eye, True, WALK)

@@ -61,18 +61,13 @@ class Pipeline:
         dD, dzs, dq = torch.empty_like(kept.denominator), torch.empty_like(kept.z0), torch.empty_like(x.q)
         self._launch(
             memory.unread, (per_chunk,),
-            x.q, x.k, kept.a, kept.E, kept.S0, kept.z0, do, kept.denominator, dD, dq,
+            x.q, x.k, kept.a, kept.E, kept.S0, kept.z0, do, kept.denominator, dD, dzs, dq,
             plan.chunks, s.H, s.D, s.DV, self.settings.eps,
             **self._tiles(s.BV), **self._how("ELU", "NORMALIZE"), DOT=self.precision.dot,
             num_warps=8, num_stages=s.stages, maxnreg=s.registers,
         )  # fmt: skip
         dz_initial = torch.empty_like(dz)
-        if self.settings.normalizer:
-            self._launch(
-                memory.sum_queries, (per_chunk,),
-                x.q, dD, dzs, plan.chunks, s.H, s.D, BD=s.BD, **self._how("ELU"), num_warps=4,
-            )  # fmt: skip
-        else:
+        if not self.settings.normalizer:
             dzs.zero_()
         self._running_sum(dzs, dz, dz_initial, plan.first, reverse=True)
         dk = torch.empty_like(kept.a)
@@ -263,7 +258,7 @@ class Pipeline:
             x.k, x.u, dP, V, Z, kept.J, X, rest, plan.chunks, plan.places, state.t, s.H, s.D, *scalars,
             BD=s.BD, STEPS=4, **self._how("ELU"), UNIT=self._unit, DOT=self.precision.times, num_warps=4,
         )  # fmt: skip
-        du = Z if Z.dtype == x.u.dtype else torch.empty_like(x.u)
+        du = X if X.dtype == x.u.dtype else torch.empty_like(x.u)
         self._launch(
             penalty.direction_walk, (len(plan.spans) * s.H,),
             x.u, X, rest, Z, du, kept.A, state.t, plan.spans, s.H, s.D, *scalars,
