@@ -17,11 +17,13 @@ SHARED = {80: 166_912, 90: 232_448}  # bytes a block may have
     ("arch", "dtype", "D", "refresh", "spilled", "known"),
     [
         (80, "bfloat16", 64, 20, 500, {}),
-        (80, "bfloat16", 128, 0, 500, {"direction_backward": 1112}),
-        (90, "bfloat16", 64, 0, 200, {"direction_backward": 240}),
-        (90, "bfloat16", 128, 20, 900, {"finish": 1088}),
+        (80, "bfloat16", 128, 0, 500, {}),
+        (80, "float16", 128, 0, 500, {"forward_walk": 1056, "prepare": 624, "backward_walk": 728}),
+        (90, "bfloat16", 64, 0, 200, {}),
+        (90, "bfloat16", 128, 20, 900, {}),
+        (90, "float16", 128, 20, 1200, {"prepare": 1664}),
         (90, "float32", 1, 1, 500, {"prepare": 2024}),  # a size of 1 is a constant to Triton, and not a tensor
-        (90, "float32", 64, 20, 500, {"prepare": 2024, "finish": 1080}),
+        (90, "float32", 64, 20, 500, {"prepare": 2024, "finish": 656}),
     ],
 )
 def test_compiles_and_fits(arch: int, dtype: str, D: int, refresh: int, spilled: int, known: dict[str, int]) -> None:

@@ -284,27 +284,31 @@ def finish(
         dK = dot(R, matrix(S0, at, e, DV, d, D), DOT, dK)
         da = dot(residual, matrix(dS, at, e, DV, d, D), DOT, da)
     Y = operand(tl.where(i[:, None] > i[None, :], Y, 0.0), DOT)
-    written = operand(rows(a, token, count, head, H, d, D, CHUNK), DOT)
     Q = operand(features(q, token, count, head, H, d, D, CHUNK, ELU), DOT)
-    F = features(k, token, count, head, H, d, D, CHUNK, ELU)
-    K = keys(F, norm, token, count, head, H, UNIT)
-    dK = dot(Y, written, DOT, dK)
     da = dot(tl.trans(operand(tl.where(past, X, 0.0), DOT)), Q, DOT, da)
+    K = keys(features(k, token, count, head, H, d, D, CHUNK, ELU), norm, token, count, head, H, UNIT)
     da = dot(tl.trans(Y), K, DOT, da)
+    written = rows(a, token, count, head, H, d, D, CHUNK)
     by = column(gain, token, count, head, H, CHUNK)
     if GAIN == "unit":
-        da = unit_backward(da, written.to(tl.float32), by[:, None])
+        da = unit_backward(da, written, by[:, None])
     elif GAIN == "projection":
         along = tl.sum(da * written, 1)
         da = (da - along[:, None] * K) * by[:, None]
-        dK -= along[:, None] * written
     tl.debug_barrier()
     store_rows(dP, da, at * CHUNK, count, 0, 1, d, D, CHUNK)
+    # The tiles are loaded again, rather than kept beside da.
+    written = rows(a, token, count, head, H, d, D, CHUNK)
+    dK = dot(Y, operand(written, DOT), DOT, dK)
+    if GAIN == "projection":
+        dK -= along[:, None] * written
+    F = features(k, token, count, head, H, d, D, CHUNK, ELU)
     if UNIT:
         length = column(norm, token, count, head, H, CHUNK)
         dK = dK * length[:, None] - F * (tl.sum(F * dK, 1) * length * length * length)[:, None]
     dK += tl.load(dz + at.to(tl.int64) * D + d, d < D, 0.0)[None, :]
     if NORMALIZE:
         slope = column(dD, token, count, head, H, CHUNK)
+        Q = operand(features(q, token, count, head, H, d, D, CHUNK, ELU), DOT)
         dK = dot(tl.trans(operand(tl.where(past, slope[:, None], 0.0), DOT)), Q, DOT, dK)
     store_rows(dk, feature_backward(dK, F, ELU), token, count, head, H, d, D, CHUNK)
