@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -22,7 +23,12 @@ JOBS: dict[str, list[Job]] = {
 }
 
 
-def compile_one(job: Job, peers: str | None) -> None:
+PARTS = {"DeltaNet": 2, "MesaNet": 4}  # processes that share a peer's many configurations
+
+
+def compile_one(job: Job, peers: str | None, part: int, parts: int) -> None:
+    """Run a form once. Of each kernel's configurations to choose from, only every `parts`-th is tried."""
+    choose_from(part, parts)
     os.environ["FLA_CACHE_RESULTS"] = "0"  # a peer's choice of configurations is made later, undisturbed
     forms.see_peers(peers)
     form, heads, D, dtype = job
@@ -30,16 +36,30 @@ def compile_one(job: Job, peers: str | None) -> None:
     torch.cuda.synchronize()
 
 
-def compile_all(jobs: Sequence[Job], peers: str | None, limit: float = 150.0) -> None:
+def choose_from(part: int, parts: int) -> None:
+    """From now on, Triton's tuning knows every `parts`-th configuration, beginning with that number."""
+    from triton.runtime.autotuner import Autotuner
+
+    make = Autotuner.__init__
+
+    def make_part(self: Any, *arguments: Any, **named: Any) -> None:
+        make(self, *arguments, **named)
+        self.configs = self.configs[part::parts] or self.configs[:1]
+
+    Autotuner.__init__ = make_part
+
+
+def compile_all(jobs: Sequence[Job], peers: str | None, limit: float = 180.0) -> None:
     """Fill Triton's cache on disk. What fails or takes too long here is compiled, or fails, when it is measured."""
     jobs = [job for job in dict.fromkeys(jobs) if peers or job[0] not in forms.PEERS]
+    pieces = [(job, part, PARTS.get(job[0], 1)) for job in jobs for part in range(PARTS.get(job[0], 1))]
     script = "import json, sys; from benchmarks.gpu.compiling import compile_one; compile_one(*json.loads(sys.argv[1]))"
     start = time.perf_counter()
     running = []
-    for job in jobs:
-        command = [sys.executable, "-W", "ignore", "-c", script, json.dumps([job, peers])]
+    for job, part, parts in pieces:
+        command = [sys.executable, "-W", "ignore", "-c", script, json.dumps([job, peers, part, parts])]
         running.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE))
-    for job, process in zip(jobs, running, strict=True):
+    for (job, _, _), process in zip(pieces, running, strict=True):
         try:
             _, errors = process.communicate(timeout=max(1.0, limit - (time.perf_counter() - start)))
             if process.returncode:
