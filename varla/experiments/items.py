@@ -1,0 +1,17 @@
+"""All experiments, in the order of the paper. Another one is a module with an `ITEM` and one line here."""
+
+from collections.abc import Sequence
+
+from varla.experiments import capacity
+from varla.experiments.claims import Item
+from varla.ops.arguments import refuse_unknown
+
+ITEMS: tuple[Item, ...] = (capacity.ITEM,)
+
+
+def choose(names: Sequence[str]) -> list[Item]:
+    """The items of these names, all if there are none. An unknown name is an error that lists what there is."""
+    by_name = {item.name: item for item in ITEMS}
+    for name in names:
+        refuse_unknown("item", name, by_name)
+    return [by_name[name] for name in dict.fromkeys(names)] or list(ITEMS)

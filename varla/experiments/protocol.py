@@ -1,0 +1,125 @@
+"""The paper's training protocols as runs, and what several seeds of one say together."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from varla.experiments.claims import CONDITIONAL, MISSING, NOT_REPRODUCED, REPRODUCED, Finding, Judge
+from varla.experiments.records import Results
+from varla.experiments.runs import Preset, Train
+
+# The paper's four, and what a chart calls them. Its "DeltaNet" is not that of Yang et al.: see varla.layers.
+MECHANISMS = ("softmax", "linear", "deltanet-paper", "vla")
+CHANNEL = {"gate": "channel"}  # of the paper's DeltaNet, as its experiments had it
+QUICK_PAIRS = 8  # the most that the quick preset trains with
+QUICK_TRAIN = {"steps": 1000, "lr": 1e-3}
+
+
+def paper_run(
+    preset: Preset,
+    mechanism: str,
+    seed: int,
+    task: Mapping[str, Any],
+    *,
+    steps: int = 3000,
+    train: Mapping[str, Any] | None = None,
+    layer: Mapping[str, Any] | None = None,
+    model: Mapping[str, Any] | None = None,
+) -> Train | None:
+    """A run of the preset `paper`. At the quick preset: with 1000 steps at 1e-3, or None where that is too much work.
+
+    (At 3e-4, the paper's rate, a thousand steps are too few for most seeds.)
+    """
+    schedule = {"steps": steps, "eval_every": max(1, steps // 20), "checkpoint_every": steps, **(train or {})}
+    if preset.quick:
+        if task.get("n", 0) > QUICK_PAIRS or task.get("seq_len", 0) > 64:
+            return None
+        quick = {"steps": min(steps, QUICK_TRAIN["steps"]), "lr": QUICK_TRAIN["lr"]}
+        schedule = {**schedule, **quick, "eval_every": 100, "checkpoint_every": 1000}
+    own = CHANNEL if mechanism == "deltanet-paper" else {}
+    settings: dict[str, Any] = {"mechanism": mechanism, "seed": seed, "task": dict(task), "train": schedule}
+    if own or layer:
+        settings["layer"] = {**own, **(layer or {})}
+    if model:
+        settings["model"] = dict(model)
+    return Train(settings)
+
+
+def made(runs: Sequence[Train | None]) -> list[Train]:
+    """Without those that the preset leaves out."""
+    return [run for run in runs if run is not None]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Values over seeds."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Their mean."""
+        return sum(self.values) / len(self.values)
+
+    @property
+    def low(self) -> float:
+        """The least."""
+        return min(self.values)
+
+    @property
+    def high(self) -> float:
+        """The greatest."""
+        return max(self.values)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation, of the sample; 0 for one value."""
+        n = len(self.values)
+        return math.sqrt(sum((x - self.mean) ** 2 for x in self.values) / (n - 1)) if n > 1 else 0.0
+
+    def finding(self, verdict: str, note: str = "") -> Finding:
+        """As a finding."""
+        return Finding(verdict, self.mean, self.low, self.high, len(self.values), note)
+
+
+def sample(results: Results, runs: Sequence[Train | None], name: str = "eval") -> Sample | None:
+    """The accuracies of runs that differ in their seeds; None unless all of them are there."""
+    found = results.accuracies(runs, name)
+    return Sample(tuple(found)) if found and len(found) == len(runs) else None
+
+
+Seeds = Callable[[Preset], Sequence[Train | None]]
+
+
+def within(runs: Seeds, paper: float, margin: float, name: str = "eval", note: str = "") -> Judge:
+    """A judge: reproduced if the mean over seeds is within `margin` of the paper's value."""
+
+    def judge(results: Results, preset: Preset) -> Finding:
+        found = sample(results, runs(preset), name)
+        if found is None:
+            return MISSING
+        close = abs(found.mean - paper) <= margin
+        return found.finding(REPRODUCED if close else NOT_REPRODUCED, _protocol(preset, note))
+
+    return judge
+
+
+def at_least(runs: Seeds, least: float, name: str = "eval", note: str = "", conditions: str = "") -> Judge:
+    """A judge: reproduced if the mean over seeds reaches `least`; with `conditions`, only under those."""
+
+    def judge(results: Results, preset: Preset) -> Finding:
+        found = sample(results, runs(preset), name)
+        if found is None:
+            return MISSING
+        good = CONDITIONAL if conditions else REPRODUCED
+        text = "; ".join(part for part in (conditions, note) if part)
+        return found.finding(good if found.mean >= least else NOT_REPRODUCED, _protocol(preset, text))
+
+    return judge
+
+
+def _protocol(preset: Preset, note: str) -> str:
+    """The note, with what the quick preset did otherwise."""
+    quick = f"quick preset: one seed, {QUICK_TRAIN['steps']} steps at most, at {QUICK_TRAIN['lr']:g}"
+    return "; ".join(part for part in (note, quick if preset.quick else "") if part)

@@ -1,0 +1,144 @@
+"""Work off the runs of experiments: what is recorded is not done again, and what was cut short goes on."""
+
+import shutil
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from varla.experiments import records
+from varla.experiments.claims import Item
+from varla.experiments.records import Results
+from varla.experiments.runs import Measure, Preset, Run, Train
+from varla.outcomes import DIVERGED, FAILED, FINISHED, WAITING
+from varla.training import Interrupted, environment, sweep
+from varla.training.run import Run as RunFolder
+
+
+@dataclass
+class Outcome:
+    """What a call has done: how many runs were there before, made now, or are left; and what failed, with why."""
+
+    results: Results
+    before: int = 0
+    made: int = 0
+    left: int = 0
+    failed: list[tuple[str, str]] = field(default_factory=list)
+
+
+Watch = Callable[[Sequence[sweep.Job]], None]
+
+
+def reproduce(
+    items: Sequence[Item],
+    preset: Preset,
+    *,
+    reports: Path,
+    runs: Path,
+    jobs: int | None = None,
+    device: str | None = None,
+    minutes: float | None = None,
+    watch: Watch = lambda jobs: None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Outcome:
+    """Run what the items need at this preset and is not in `reports` yet; records are written as they come.
+
+    `runs`: folder of unfinished work. `minutes`: begin nothing new after so long, and stop what is under way, saved.
+    """
+    results = records.load(reports, preset.name)
+    wanted = {item.name: list(item.runs(preset)) for item in items}
+    every: dict[str, Run] = {run.key: run for each in wanted.values() for run in each}
+    outcome = Outcome(results, before=sum(results.get(run) is not None for run in every.values()))
+    missing = [run for run in every.values() if results.get(run) is None]
+    deadline = None if minutes is None else time.monotonic() + 60 * minutes
+
+    def keep() -> None:
+        for item in items:
+            records.save(reports, preset.name, item.name, wanted[item.name], results)
+
+    try:
+        _measure([run for run in missing if isinstance(run, Measure)], outcome, deadline, keep, say)
+        _train([run for run in missing if isinstance(run, Train)], outcome, runs, jobs, device, deadline, watch)
+    finally:
+        keep()
+    outcome.left = sum(results.get(run) is None for run in every.values()) - len(outcome.failed)
+    return outcome
+
+
+def _measure(
+    missing: Sequence[Measure],
+    outcome: Outcome,
+    deadline: float | None,
+    keep: Callable[[], None],
+    say: Callable[[str], None],
+) -> None:
+    """One after the other, in this process: most are short, and some take times."""
+    surroundings = environment.describe()
+    for run in missing:
+        if deadline is not None and time.monotonic() > deadline:
+            return
+        started = time.perf_counter()
+        try:
+            value = run.call()
+        except Exception as error:  # the others go on; this one is listed
+            outcome.failed.append((run.label, _reason(error)))
+            continue
+        outcome.results.records[run.key] = {
+            "key": run.key,
+            "label": run.label,
+            "measure": run.function,
+            "arguments": dict(run.arguments),
+            "status": FINISHED,
+            "value": records.rounded(value),
+            "seconds": time.perf_counter() - started,
+            "environment": surroundings,
+        }
+        outcome.made += 1
+        say(f"{run.label}: {time.perf_counter() - started:.1f} s")
+        keep()
+
+
+def _train(
+    missing: Sequence[Train],
+    outcome: Outcome,
+    folder: Path,
+    workers: int | None,
+    device: str | None,
+    deadline: float | None,
+    watch: Watch,
+) -> None:
+    if deadline is not None and time.monotonic() > deadline:
+        return
+    jobs = [sweep.Job(run.label.replace(" ", "-"), folder / run.key, {}, run.config) for run in missing]
+    sweep.plan(jobs)
+
+    def look(active: Sequence[sweep.Job]) -> None:
+        watch(active)
+        if deadline is not None and time.monotonic() > deadline:
+            raise OutOfTime
+
+    try:
+        if any(job.state == WAITING for job in jobs):
+            sweep.run(jobs, workers=workers, device=device, watch=look)
+    except OutOfTime:
+        pass
+    finally:
+        for run, job in zip(missing, jobs, strict=True):
+            if job.state in (FINISHED, DIVERGED):
+                found = RunFolder(job.folder)
+                outcome.results.records[run.key] = records.of_training(run, found.record(), found.metrics())
+                outcome.made += 1
+                shutil.rmtree(found.checkpoints, ignore_errors=True)
+            elif job.state == FAILED:
+                outcome.failed.append((run.label, job.note))
+
+
+class OutOfTime(Interrupted):
+    """The minutes are over."""
+
+
+def _reason(error: Exception) -> str:
+    """The last line of a traceback, and where it was."""
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
