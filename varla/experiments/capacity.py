@@ -14,7 +14,7 @@ from varla.experiments.claims import (
     Item,
     Judge,
 )
-from varla.experiments.protocol import MECHANISMS, made, paper_run, sample, within
+from varla.experiments.protocol import MECHANISMS, by_x, made, paper_run, sample, within
 from varla.experiments.records import Results
 from varla.experiments.runs import Preset, Train
 
@@ -106,12 +106,7 @@ def figures(results: Results, preset: Preset) -> list[Figure]:
         for mechanism, values in PAPER.items()
         for n, y in values.items()
     ]
-    for mechanism in MECHANISMS:
-        for n in PAIRS:
-            found = sample(results, seeds(preset, mechanism, n))
-            if found is not None:
-                spread = {"low": found.low, "high": found.high}
-                points.append({"x": n, "y": found.mean, "series": mechanism, "source": "ours", **spread})
+    points += by_x(results, {(name, n): seeds(preset, name, n) for name in MECHANISMS for n in PAIRS})
     title = "Recall of n key-value pairs (T = 3n + 1), paper's protocol"
     return [Figure("capacity", title, "pairs n", "accuracy", points, log_x=True)]
 

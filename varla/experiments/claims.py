@@ -82,7 +82,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Item:
-    """One experiment: its claims, the runs they need, and what there is to look at."""
+    """One experiment: its claims, the runs they need, and what there is to look at.
+
+    `then`: further runs that depend on how the first ones came out.
+    """
 
     name: str
     number: str  # of the reading list: P6
@@ -90,5 +93,6 @@ class Item:
     about: str  # a few sentences for the reader of the report
     claims: Sequence[Claim]
     runs: Callable[[Preset], Sequence[Run]]
+    then: Callable[[Results, Preset], Sequence[Run]] = field(default=lambda results, preset: ())
     figures: Callable[[Results, Preset], Sequence[Figure]] = field(default=lambda results, preset: ())
     tables: Callable[[Results, Preset], Sequence[Table]] = field(default=lambda results, preset: ())

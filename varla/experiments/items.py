@@ -2,11 +2,20 @@
 
 from collections.abc import Sequence
 
-from varla.experiments import capacity
+from varla.experiments import ablation, capacity, copying, fair, long_context, ood, overload, training_log
 from varla.experiments.claims import Item
 from varla.ops.arguments import refuse_unknown
 
-ITEMS: tuple[Item, ...] = (capacity.ITEM,)
+ITEMS: tuple[Item, ...] = (
+    copying.ITEM,
+    capacity.ITEM,
+    long_context.ITEM,
+    training_log.ITEM,
+    overload.ITEM,
+    ood.ITEM,
+    ablation.ITEM,
+    fair.ITEM,
+)
 
 
 def choose(names: Sequence[str]) -> list[Item]:

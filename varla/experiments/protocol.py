@@ -12,6 +12,7 @@ from varla.experiments.runs import Preset, Train
 # The paper's four, and what a chart calls them. Its "DeltaNet" is not that of Yang et al.: see varla.layers.
 MECHANISMS = ("softmax", "linear", "deltanet-paper", "vla")
 CHANNEL = {"gate": "channel"}  # of the paper's DeltaNet, as its experiments had it
+_STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}  # by count
 QUICK_PAIRS = 8  # the most that the quick preset trains with
 QUICK_TRAIN = {"steps": 1000, "lr": 1e-3}
 
@@ -26,17 +27,19 @@ def paper_run(
     train: Mapping[str, Any] | None = None,
     layer: Mapping[str, Any] | None = None,
     model: Mapping[str, Any] | None = None,
+    own_rate: bool = False,
 ) -> Train | None:
     """A run of the preset `paper`. At the quick preset: with 1000 steps at 1e-3, or None where that is too much work.
 
-    (At 3e-4, the paper's rate, a thousand steps are too few for most seeds.)
+    (At 3e-4, the paper's rate, a thousand steps are too few for most seeds.) `own_rate`: the quick preset keeps it, and
+    how often it evaluates.
     """
     schedule = {"steps": steps, "eval_every": max(1, steps // 20), "checkpoint_every": steps, **(train or {})}
     if preset.quick:
         if task.get("n", 0) > QUICK_PAIRS or task.get("seq_len", 0) > 64:
             return None
-        quick = {"steps": min(steps, QUICK_TRAIN["steps"]), "lr": QUICK_TRAIN["lr"]}
-        schedule = {**schedule, **quick, "eval_every": 100, "checkpoint_every": 1000}
+        quick = {} if own_rate else {"lr": QUICK_TRAIN["lr"], "eval_every": 100}
+        schedule = {**schedule, **quick, "steps": min(steps, int(QUICK_TRAIN["steps"])), "checkpoint_every": 1000}
     own = CHANNEL if mechanism == "deltanet-paper" else {}
     settings: dict[str, Any] = {"mechanism": mechanism, "seed": seed, "task": dict(task), "train": schedule}
     if own or layer:
@@ -77,6 +80,12 @@ class Sample:
         """Standard deviation, of the sample; 0 for one value."""
         n = len(self.values)
         return math.sqrt(sum((x - self.mean) ** 2 for x in self.values) / (n - 1)) if n > 1 else 0.0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95% confidence interval of the mean, by Student's t; without spread, or of one value, a point."""
+        half = _STUDENT.get(len(self.values), 1.96) * self.deviation / math.sqrt(len(self.values))
+        return self.mean - half, self.mean + half
 
     def finding(self, verdict: str, note: str = "") -> Finding:
         """As a finding."""
@@ -123,3 +132,30 @@ def _protocol(preset: Preset, note: str) -> str:
     """The note, with what the quick preset did otherwise."""
     quick = f"quick preset: one seed, {QUICK_TRAIN['steps']} steps at most, at {QUICK_TRAIN['lr']:g}"
     return "; ".join(part for part in (note, quick if preset.quick else "") if part)
+
+
+def by_x(
+    results: Results, runs: Mapping[tuple[str, float], Sequence[Train | None]], name: str = "eval"
+) -> list[dict[str, Any]]:
+    """Points of a chart from the seeds of (series, x): mean, least and greatest."""
+    points = []
+    for (series, x), each in runs.items():
+        found = sample(results, each, name)
+        if found is not None:
+            spread = {"low": found.low, "high": found.high}
+            points.append({"x": x, "y": found.mean, "series": series, "source": "ours", **spread})
+    return points
+
+
+def curves(
+    results: Results, runs: Mapping[str, Sequence[Train | None]], metric: str = "eval/eval"
+) -> list[dict[str, Any]]:
+    """Points of learning curves, by series: over the seeds, mean, least and greatest at every step that all have."""
+    points = []
+    for series, each in runs.items():
+        found = [dict(results.curve(run, metric)) for run in each if results.get(run) is not None]
+        for step in sorted(set.intersection(*(set(x) for x in found)) if found else ()):
+            values = Sample(tuple(x[step] for x in found))
+            spread = {"low": values.low, "high": values.high}
+            points.append({"x": step, "y": values.mean, "series": series, "source": "ours", **spread})
+    return points

@@ -47,23 +47,34 @@ def reproduce(
     `runs`: folder of unfinished work. `minutes`: begin nothing new after so long, and stop what is under way, saved.
     """
     results = records.load(reports, preset.name)
-    wanted = {item.name: list(item.runs(preset)) for item in items}
-    every: dict[str, Run] = {run.key: run for each in wanted.values() for run in each}
-    outcome = Outcome(results, before=sum(results.get(run) is not None for run in every.values()))
-    missing = [run for run in every.values() if results.get(run) is None]
+    outcome = Outcome(results, before=sum(results.get(run) is not None for run in _every(items, preset, results)))
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
 
     def keep() -> None:
         for item in items:
-            records.save(reports, preset.name, item.name, wanted[item.name], results)
+            records.save(reports, preset.name, item.name, wanted(item, preset, results), results)
 
-    try:
-        _measure([run for run in missing if isinstance(run, Measure)], outcome, deadline, keep, say)
-        _train([run for run in missing if isinstance(run, Train)], outcome, runs, jobs, device, deadline, watch)
-    finally:
-        keep()
-    outcome.left = sum(results.get(run) is None for run in every.values()) - len(outcome.failed)
+    for _ in range(2):  # what follows from the first runs comes second
+        missing = [run for run in _every(items, preset, results) if results.get(run) is None]
+        try:
+            _measure([run for run in missing if isinstance(run, Measure)], outcome, deadline, keep, say)
+            _train([run for run in missing if isinstance(run, Train)], outcome, runs, jobs, device, deadline, watch)
+        finally:
+            keep()
+        if outcome.failed:
+            break
+    outcome.left = sum(results.get(run) is None for run in _every(items, preset, results)) - len(outcome.failed)
     return outcome
+
+
+def wanted(item: Item, preset: Preset, results: Results) -> list[Run]:
+    """All that an item needs, as far as it is known."""
+    return [*item.runs(preset), *item.then(results, preset)]
+
+
+def _every(items: Sequence[Item], preset: Preset, results: Results) -> list[Run]:
+    """The same for several items, each run once."""
+    return list({run.key: run for item in items for run in wanted(item, preset, results)}.values())
 
 
 def _measure(

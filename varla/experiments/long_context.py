@@ -1,0 +1,52 @@
+"""P8: eight pairs in ever longer sequences."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from varla.experiments.claims import Claim, Figure, Item
+from varla.experiments.protocol import MECHANISMS, by_x, made, paper_run, within
+from varla.experiments.records import Results
+from varla.experiments.runs import Preset, Train
+
+LENGTHS = (64, 128, 256, 512)
+PAPER = {"vla": 1.0, "softmax": 0.145, "linear": 0.145, "deltanet-paper": 0.01}  # at every length
+
+
+def seeds(preset: Preset, mechanism: str, T: int) -> list[Train | None]:
+    """Training runs at one length, with every seed."""
+    task = {"name": "mqar", "n": 8, "seq_len": T}
+    return [paper_run(preset, mechanism, seed, task) for seed in preset.seeds]
+
+
+def runs(preset: Preset) -> Sequence[Train]:
+    """All mechanisms, lengths and seeds."""
+    return made([each for T in LENGTHS for name in MECHANISMS for each in seeds(preset, name, T)])
+
+
+def figures(results: Results, preset: Preset) -> list[Figure]:
+    """Accuracy against length."""
+    paper = [{"x": T, "y": y, "series": name, "source": "paper"} for name, y in PAPER.items() for T in LENGTHS]
+    ours = by_x(results, {(name, T): seeds(preset, name, T) for name in MECHANISMS for T in LENGTHS})
+    return [Figure("long-context", "Eight pairs in T tokens", "tokens T", "accuracy", [*paper, *ours], log_x=True)]
+
+
+ITEM = Item(
+    name="long-context",
+    number="P8",
+    title="Long-context recall",
+    about="Eight pairs, then queries to the end: more tokens mean more questions, not more to remember.",
+    claims=[
+        Claim(
+            id=f"P8-{mechanism}-{T}",
+            where="long-context figure",
+            says=f"{mechanism} answers with accuracy {paper:g} at T = {T}, n = 8",
+            paper=paper,
+            rule="mean over seeds within 0.03 of the paper's",
+            judge=within(partial(seeds, mechanism=mechanism, T=T), paper, 0.03),
+        )
+        for mechanism, paper in PAPER.items()
+        for T in LENGTHS
+    ],
+    runs=runs,
+    figures=figures,
+)
