@@ -41,6 +41,7 @@ SEEDS = (42, 123, 999, 7, 2024)
 def run(name: str, task: str, n: int, head_dim: int, rate: float, seed: int, steps: int = STEPS) -> Train:
     """One training run."""
     mechanism, layer = CONTENDERS[name]
+    rare = {"eval_every": max(1, steps // 10), "checkpoint_every": steps}
     return Train(
         {
             "mechanism": mechanism,
@@ -48,7 +49,7 @@ def run(name: str, task: str, n: int, head_dim: int, rate: float, seed: int, ste
             "seed": seed,
             "task": {"name": task, "n": n, "vocab_size": VOCABULARY},
             "layer": {"head_dim": head_dim, **layer},
-            "train": {"steps": steps, "lr": rate, "eval_every": max(1, steps // 10), "checkpoint_every": steps},
+            "train": {"steps": steps, "lr": rate, "graph": True, **rare},
         }
     )
 

@@ -121,7 +121,7 @@ def _train(
 ) -> None:
     if deadline is not None and time.monotonic() > deadline:
         return
-    jobs = [sweep.Job(run.label.replace(" ", "-"), folder / run.key, {}, run.config) for run in missing]
+    jobs = [sweep.Job(f"{run.label} {run.key[:4]}", folder / run.key, {}, run.config) for run in missing]
     sweep.plan(jobs)
 
     def look(active: Sequence[sweep.Job]) -> None:

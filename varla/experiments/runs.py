@@ -49,8 +49,9 @@ class Train:
     def label(self) -> str:
         """For people."""
         c = self.config
-        task = "-".join(f"{name}{value}" for name, value in c.task.items() if name != "name")
-        return f"{c.mechanism} {c.task['name']} {task} seed {c.seed} {c.train.steps} steps".replace("  ", " ")
+        changes = {**c.task, **c.model, **c.layer}
+        given = " ".join(f"{name}={value}" for name, value in changes.items() if name != "name")
+        return f"{c.mechanism} {c.task['name']} {given} seed={c.seed} steps={c.train.steps} lr={c.train.lr:g}"
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,10 @@ def load(path: Path, model: nn.Module, optimizer: Optimizer, generator: torch.Ge
         entries = {key.rsplit("/", 1)[1]: x for key, x in moments.items() if key.rsplit("/", 1)[0] == name}
         if not entries:
             raise ValueError(f"{file} holds no moments of {name}")
-        optimizer.state[parameter] = {key: x if key == "step" else x.to(parameter.device) for key, x in entries.items()}
+        counted = parameter.device if optimizer.defaults.get("fused") else torch.device("cpu")
+        optimizer.state[parameter] = {
+            key: x.to(counted if key == "step" else parameter.device) for key, x in entries.items()
+        }
     try:
         state: dict[str, Any] = json.loads((path / "state.json").read_text())
         step, seconds, device = int(state["step"]), float(state["seconds"]), str(state["device"])

@@ -19,7 +19,10 @@ Config = TypeVar("Config")
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Optimisation. The defaults are the paper's; `warmup` is a share of the steps, `clip` a gradient norm."""
+    """Optimisation. The defaults are the paper's; `warmup` is a share of the steps, `clip` a gradient norm.
+
+    `graph`: on one GPU, a step is a CUDA graph, several times as fast for small models; elsewhere it changes nothing.
+    """
 
     steps: int = 3000
     batch_size: int = 64
@@ -31,6 +34,7 @@ class TrainConfig:
     adam_eps: float = 1e-8
     clip: float = 1.0
     precision: str = "fp32"
+    graph: bool = False
     log_every: int = 25
     eval_every: int = 250
     eval_batches: int = 15

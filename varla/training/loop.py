@@ -7,25 +7,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from varla import tasks
 from varla.models import Backbone, backbone_config
 from varla.models.presets import SETTINGS
 from varla.ops.arguments import refuse_unknown
 from varla.outcomes import DIVERGED, FAILED, FINISHED, INTERRUPTED, RUNNING
-from varla.tasks import IGNORE
 from varla.training import checkpoint, environment
 from varla.training.config import RunConfig
 from varla.training.progress import Progress, Silent
 from varla.training.run import Run
-from varla.training.schedule import learning_rate
 from varla.training.stop import Stop
-
-
-class Diverged(RuntimeError):
-    """A loss or a gradient was not finite; the message says at which step and where."""
+from varla.training.update import Diverged, Eager, InGraph, adamw, score
 
 
 class Interrupted(RuntimeError):
@@ -48,12 +41,6 @@ def build_model(config: RunConfig) -> Backbone:
         refuse_unknown("model setting", name, SETTINGS)
     sizes = {"vocab_size": task.vocab_size, "max_len": longest, **config.model}
     return Backbone(backbone_config(config.preset, config.mechanism, layer=config.layer, **sizes), seed=config.seed)
-
-
-def score(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """(right answers, scored positions) of logits [B, T, V] against labels [B, T], -100 where nothing is scored."""
-    scored = labels != IGNORE
-    return ((logits.argmax(-1) == labels) & scored).sum(), scored.sum()
 
 
 @torch.no_grad()
@@ -110,12 +97,12 @@ class _Trainer:
             )
         self.task = build_task(config)
         self.model = build_model(config)
-        t = config.train
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=t.lr, betas=(t.beta1, t.beta2), eps=t.adam_eps, weight_decay=t.weight_decay
-        )
+        one_gpu = self.device.type == "cuda" and self.accelerator.num_processes == 1
+        self.graph = config.train.graph and one_gpu
+        self.optimizer = adamw(self.model.to(self.device), config.train, self.device, self.graph)
         self.generator = torch.Generator(self.device).manual_seed(config.seed)
         self.seconds = 0.0
+        self.since, self.busy = 0, 0.0  # steps since something was logged, and the seconds they took
 
     @property
     def main(self) -> bool:
@@ -132,7 +119,7 @@ class _Trainer:
 
     def _train(self, done: int) -> dict[str, Any]:
         """From step `done` to the end."""
-        wrapped, self.wrapped_optimizer = self.accelerator.prepare(self.model, self.optimizer)
+        update = self._update()
         title = f"{self.config.mechanism} on {self.config.task['name']}"
         writer = self._tensorboard(done)
         try:
@@ -140,7 +127,7 @@ class _Trainer:
                 if self.main:
                     self.progress.begin(title, done, self.config.train.steps)
                 for step in range(done, self.config.train.steps):
-                    entry = self._step(wrapped, step)
+                    entry = self._step(update, step)
                     if self.main:
                         if entry:
                             self.run_.log(entry)
@@ -166,6 +153,14 @@ class _Trainer:
             if self.main:
                 self.progress.end()
 
+    def _update(self) -> Eager | InGraph:
+        """What makes a step."""
+        t = self.config.train
+        if self.graph:
+            return InGraph(t, self.task, self.model, self.optimizer, self.generator, self.accelerator)
+        model, self.wrapped_optimizer = self.accelerator.prepare(self.model, self.optimizer)
+        return Eager(t, self.task, model, self.wrapped_optimizer, self.generator, self.accelerator)
+
     def _part(self) -> None:
         """Leave the process group together; a bare exit aborts now and then after the work is done."""
         if self.accelerator.num_processes > 1:
@@ -190,7 +185,6 @@ class _Trainer:
     def _load(self, found: Path | None) -> int:
         """Go back to the checkpoint; returns the steps already done."""
         done = 0
-        self.model.to(self.device)
         if found is not None:
             done, self.seconds = checkpoint.load(found, self.model, self.optimizer, self.generator)
         if self.main:
@@ -206,36 +200,28 @@ class _Trainer:
         votes = self.accelerator.reduce(torch.tensor(int(wanted), device=self.device), "sum")
         return int(votes) > 0
 
-    def _step(self, model: nn.Module, step: int) -> dict[str, Any] | None:
+    def _step(self, make: Eager | InGraph, step: int) -> dict[str, Any] | None:
         """One update; returns what to log after it."""
         started = time.perf_counter()
         t = self.config.train
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(step, t)
-        inputs, labels = self.task.batch(t.batch_size, generator=self.generator)
-        share = slice(self.accelerator.process_index, None, self.accelerator.num_processes)
-        inputs, labels = inputs[share], labels[share]
-        try:
-            with self.accelerator.autocast():
-                logits, _ = model(inputs)
-            loss = cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
-            self.accelerator.backward(loss)
-        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-            raise Diverged(f"diverged at step {step + 1}: {error}") from error
-        norm = get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-        if not torch.isfinite(loss + norm):  # before clipping, which would spread it to all gradients
-            raise Diverged(self._blame(loss, step))
-        clip_grads_with_norm_(model.parameters(), t.clip, norm)
-        self.wrapped_optimizer.step()
-        self.wrapped_optimizer.zero_grad(set_to_none=True)
+        last = step + 1 == t.steps
+        logging = (step + 1) % t.log_every == 0 or step == 0
+        evaluating = (step + 1) % t.eval_every == 0 or last
+        saving = (step + 1) % t.checkpoint_every == 0
+        update = make(step, look=logging or evaluating or saving)
+        self.since += 1
         entry: dict[str, Any] = {}
-        if (step + 1) % t.log_every == 0 or step == 0:
-            mean, hits, scored = self._over_processes(loss.detach(), *score(logits, labels))
-            entry = {"loss": float(mean), "accuracy": float(hits / scored), "grad norm": float(norm)}
-            entry["lr"] = self.optimizer.param_groups[0]["lr"]
-            entry["tokens/s"] = inputs.numel() * self.accelerator.num_processes / (time.perf_counter() - started)
-        if (step + 1) % t.eval_every == 0 or step + 1 == t.steps:
-            entry.update(evaluate(self.accelerator.unwrap_model(model), self.config, self.device))
+        if logging:
+            mean, hits, scored = self._over_processes(update.loss, update.hits, update.scored)
+            entry = {"loss": float(mean), "accuracy": float(hits / scored), "grad norm": float(update.norm)}
+            entry["lr"] = float(self.optimizer.param_groups[0]["lr"])
+            tokens = t.batch_size * self.task.seq_len * self.since
+            entry["tokens/s"] = tokens / (self.busy + time.perf_counter() - started)
+            self.since, self.busy = 0, 0.0
+        else:
+            self.busy += time.perf_counter() - started
+        if evaluating:
+            entry.update(evaluate(self.model, self.config, self.device))
         self.seconds += time.perf_counter() - started
         return {"step": step + 1, **entry} if entry else None
 
@@ -245,13 +231,6 @@ class _Trainer:
             return loss, hits, scored
         sums = self.accelerator.reduce(torch.stack([loss * scored, hits, scored]), "sum")
         return sums[0] / sums[2], sums[1], sums[2]
-
-    def _blame(self, loss: Tensor, step: int) -> str:
-        """What is not finite: the loss, and the gradients of which parameters."""
-        bad = [name for name, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
-        more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-        wrong = f"the gradient of {', '.join(bad[:3])}{more} is not finite" if bad else "all gradients are finite"
-        return f"diverged at step {step + 1}: {wrong} (loss {loss.item():.4g})"
 
     def _save(self, step: int) -> None:
         if self.main:

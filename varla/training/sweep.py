@@ -29,9 +29,10 @@ from varla.models import backbone_config
 from varla.ops.arguments import refuse_unknown
 from varla.outcomes import DIVERGED, EXIT_CODES, FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING
 from varla.training.config import RunConfig, complete, from_dict, load, override
-from varla.training.loop import Diverged, Interrupted, build_task, train
+from varla.training.loop import Interrupted, build_task, train
 from varla.training.run import Run, RunError
 from varla.training.stop import Stop
+from varla.training.update import Diverged
 
 # Keys whose value says by itself what it is: vla-n8, not mechanismvla-n8.
 _TELLING = ("mechanism", "preset", "task.name")
@@ -54,7 +55,7 @@ class Job:
     @property
     def log(self) -> Path:
         """What the worker printed. Beside the runs, so that every folder of a sweep is a run."""
-        return self.folder.parent / ".logs" / f"{self.name}.log"
+        return self.folder.parent / ".logs" / f"{self.folder.name}.log"
 
     def latest(self) -> dict[str, Any]:
         """The newest value of everything logged, by name."""

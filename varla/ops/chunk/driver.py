@@ -13,7 +13,7 @@ from torch import Tensor
 from varla.ops.chunk.cells import Cell, Context
 from varla.ops.chunk.penalty import Beat
 from varla.ops.chunk.plan import Block, Plan, Segment
-from varla.ops.chunk.window import Window
+from varla.ops.chunk.window import Window, table
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Job:
 
     def rows(self, lo: int, hi: int) -> Tensor:
         """The sequences in sorted positions [lo, hi)."""
-        return torch.tensor(self.plan.order[lo:hi], dtype=torch.long, device=self.t.device)
+        return table(self.plan.order[lo:hi], self.t.device)
 
     def window(self, block: Block, segment: Segment, like: Tensor) -> tuple[Window, Context]:
         """A segment's window on tokens [B, T, H, *], with what the cell may know of it."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from varla.ops.chunk import driver
 from varla.ops.chunk.cells import Cell, DeltaCell, LinearCell, VLACell
 from varla.ops.chunk.decay import DecayedDeltaCell
-from varla.ops.chunk.plan import make_plan, slots_needed
+from varla.ops.chunk.plan import SEGMENT_TOKENS, SEGMENT_TOKENS_GPU, make_plan, slots_needed
 from varla.ops.operator import operator
 from varla.ops.packing import sequence_bounds
 from varla.ops.settings import (
@@ -58,7 +58,8 @@ def _job(inputs: Sequence[Tensor], t: Tensor, cu_seqlens: Tensor | None, text: s
         starts, lengths = sequence_bounds(cu_seqlens, T)
     settings, cell = decode(text)
     refresh = settings.beat if isinstance(settings, VLASettings) else None
-    plan = make_plan(starts, lengths, chunk_size, H)
+    segment = SEGMENT_TOKENS_GPU if inputs[0].is_cuda else SEGMENT_TOKENS
+    plan = make_plan(starts, lengths, chunk_size, H, segment)
     return driver.Job(cell, plan, cu_seqlens is not None, t, refresh)
 
 

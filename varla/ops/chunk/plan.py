@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 # Tokens times heads worked on at a time. Large enough that the cost of calling an operator vanishes, small enough
-# that a segment's intermediates stay in the cache and are a small part of peak memory.
+# that a segment's intermediates stay in the cache and are a small part of peak memory. A GPU has much of both to fill.
 SEGMENT_TOKENS = 4096
+SEGMENT_TOKENS_GPU = 2**18
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,14 @@ def slots_needed(rows: int, length: int, chunk_size: int, packed: bool) -> int:
     return length // chunk_size + rows if packed else rows * -(-length // chunk_size)
 
 
-def make_plan(starts: Sequence[int], lengths: Sequence[int], chunk_size: int, heads: int) -> Plan:
+def make_plan(
+    starts: Sequence[int], lengths: Sequence[int], chunk_size: int, heads: int, segment_tokens: int = SEGMENT_TOKENS
+) -> Plan:
     """Plan the sequences that begin at `starts` (a token index within their row) and have `lengths`."""
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     ordered = [lengths[i] for i in order]
     n = max(1, min(chunk_size, ordered[0] if ordered else 1))
-    units = max(1, SEGMENT_TOKENS // (heads * n))  # (row, chunk) pairs in one segment
+    units = max(1, segment_tokens // (heads * n))  # (row, chunk) pairs in one segment
     blocks, slot = [], 0
     alive = sum(length > 0 for length in ordered)
     for lo in range(0, alive, units):

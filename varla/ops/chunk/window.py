@@ -3,10 +3,19 @@
 M = G N, for G chunks of n tokens and N = rows x heads: chunk 0 of every head, then chunk 1, ..., one batch of matrices.
 """
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
 from varla.ops.chunk.plan import Block, Plan, Segment
+
+
+@lru_cache(maxsize=256)
+def table(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """Numbers as a tensor [len(values)] int64, kept: a step that runs again, or in a CUDA graph, copies nothing."""
+    with torch.inference_mode(False):  # it outlives the call
+        return torch.tensor(values, dtype=torch.long, device=device)
 
 
 class Window:
@@ -23,8 +32,8 @@ class Window:
         self.full = self.lengths[-1] >= self.end
         if packed:
             positions = torch.arange(self.begin, self.end, device=device)
-            starts = torch.tensor(plan.starts[block.lo : block.lo + segment.rows], device=device)
-            inside = positions < torch.tensor(self.lengths, device=device)[:, None]
+            starts = table(plan.starts[block.lo : block.lo + segment.rows], device)
+            inside = positions < table(self.lengths, device)[:, None]
             self._inside = inside.flatten()
             self._index = torch.where(inside, starts[:, None] + positions, 0).flatten()
 
@@ -88,4 +97,4 @@ class Window:
         return torch.arange(self.begin, self.end, device=self.device).view(self.G, 1, self.n)
 
     def _lengths(self) -> Tensor:
-        return torch.tensor(self.lengths, device=self.device)[None, :, None]
+        return table(self.lengths, self.device)[None, :, None]
