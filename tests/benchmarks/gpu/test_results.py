@@ -1,0 +1,96 @@
+"""The numbers in benchmarks/RESULTS.md and in the README are those of benchmarks/results/gpu.json."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SECTIONS = json.loads((ROOT / "benchmarks/results/gpu.json").read_text())["sections"]
+RESULTS = " ".join((ROOT / "benchmarks/RESULTS.md").read_text().split())
+README = " ".join((ROOT / "README.md").read_text().split())
+FORMS = ("varla, no refresh", "varla, refresh 20", "DeltaNet", "MesaNet", "SDPA", "SDPA, flash")
+
+
+def rows(section, title):
+    """The rows of the section's table whose title begins so."""
+    return next(table for name, table in SECTIONS[section]["tables"].items() if name.startswith(title))
+
+
+def short(x):
+    """Three digits, as the tables have them."""
+    return f"{x:.2f}" if x < 10 else f"{x:.1f}"
+
+
+def goal(section, name):
+    return next(each["found"] for each in SECTIONS[section]["goals"] if each["goal"] == name)
+
+
+def test_every_section_was_run_and_none_failed():
+    assert set(SECTIONS) == {"accuracy", "paper", "decode", "linear", "sanitizer", "cold", "speed"}
+    assert not [name for name, section in SECTIONS.items() if section["error"]]
+
+
+@pytest.mark.parametrize("shape", ["D=128 B=8 T=4096", "D=128 B=1 T=32768", "D=64 B=8 T=4096"])
+def test_the_table_of_times(shape):
+    found = {row["form"]: row for row in rows("speed", "bf16") if row["shape"] == shape}
+    cells = [f"{short(found[form]['forward ms'])} / {short(found[form]['both ms'])}" for form in FORMS]
+    assert f"| {shape} | {' | '.join(cells)} |" in RESULTS
+
+
+def test_memory_and_the_papers_claims():
+    found = {row["form"]: row for row in rows("speed", "bf16") if row["shape"] == "D=128 B=8 T=4096"}
+    beyond = [f"{found[form]['beyond inputs MB']:.0f}" for form in ("varla, no refresh", "varla, refresh 20")]
+    assert f"{beyond[0]} MB without refresh, {beyond[1]} MB with" in RESULTS
+    passes = [f"{form}, {x}" for form in ("no refresh", "refresh 20") for x in ("forward", "forward+backward")]
+    over = [f"{goal('paper', f'speed-up over the loop, varla, {x}'):.0f}x" for x in passes]
+    assert f"{over[0]} forward and {over[1]} with the backward (no refresh), {over[2]} and {over[3]}" in RESULTS
+    meets = [
+        round(goal("paper", f"tokens where varla, {form} passes {kind}"), -2)
+        for kind in ("SDPA, flash", "SDPA")
+        for form in ("no refresh", "refresh 20")
+    ]
+    words = [f"{int(x):,}".replace(",", " ") for x in meets]
+    assert f"faster from {words[0]} tokens on without refresh" in RESULTS
+    assert f"from {words[1]} with" in RESULTS
+    assert f"from {words[2]} and {words[3]}" in RESULTS
+
+
+def test_growth_decoding_and_cold_starts():
+    passes = [f"{form}, {x}" for form in ("no refresh", "refresh 20") for x in ("forward", "both")]
+    worst = [f"{goal('linear', f'largest over smallest, varla, {x}'):.2f}" for x in passes]
+    assert f"(largest over smallest {worst[0]})" in RESULTS
+    assert f"({worst[1]}; " in RESULTS
+    assert f"with refresh {worst[2]} and {worst[3]}" in RESULTS
+    assert f"{goal('linear', 'training step, vla / deltanet'):.2f} of the same step" in RESULTS
+    assert f"{goal('decode', 'state traffic over copy bandwidth'):.3f} of the copy's bandwidth" in RESULTS
+    cold = [goal("cold", f"D={D}: seconds to the first forward+backward") for D in (64, 128)]
+    assert f"{cold[0]:.1f} s at D=64, {cold[1]:.1f} s at D=128" in RESULTS
+
+
+def test_accuracy():
+    worst = {row["type"]: row for row in rows("accuracy", "relative error")}
+    for dtype in ("float32", "bfloat16", "float16"):
+        outputs = re.sub(r"e-0", "e-", f"{worst[dtype]['outputs']:.1e}")
+        assert f"| {dtype} | {outputs} |" in RESULTS
+        assert not worst[dtype]["failed"]
+    over = [(row["type"], row["of"]) for row in rows("accuracy", "over the bound")]
+    counts = [over.count(each) for each in (("float32", "dq"), ("bfloat16", "dq"), ("bfloat16", "du"))]
+    assert f"met but for dq in {counts[0]} cases" in RESULTS
+    assert f"met but for dq in {counts[1]} cases and du in {counts[2]}" in RESULTS
+
+
+def test_the_readme():
+    found = {(row["shape"], row["form"]): row for row in rows("speed", "bf16")}
+
+    def pair(shape, form):
+        row = found[shape, form]
+        return f"{row['forward ms']:.1f} and {row['both ms']:.1f}"
+
+    small, large = "D=64 B=8 T=4096", "D=128 B=8 T=4096"
+    ours = [found[small, "varla, no refresh"][key] for key in ("forward ms", "both ms")]
+    assert f"{ours[0]:.1f} ms forward and {ours[1]:.1f} ms forward and backward at D=64" in README
+    assert f"{pair(large, 'varla, no refresh')} ms at D=128" in README
+    assert f"{pair(small, 'DeltaNet')}, {pair(large, 'DeltaNet')}" in README
+    assert f"{pair(small, 'MesaNet')}, {pair(large, 'MesaNet')}" in README
