@@ -68,8 +68,8 @@ def visit(browser):
 
 def shown(page):
     """Ids of the claims that can be seen, in their order."""
-    rows = page.locator("#claims-table tbody tr")
-    return [row.get_attribute("id") for row in rows.all() if row.is_visible()]
+    script = "rows => rows.filter((row) => row.getClientRects().length && row.offsetHeight > 10).map((row) => row.id)"
+    return page.locator("#claims-table tbody tr").evaluate_all(script)
 
 
 def header(page, name):
@@ -97,19 +97,18 @@ def test_a_point_says_what_it_is(visit, address):
     assert "pairs n" in text
 
 
-@pytest.mark.parametrize("column", pages.COLUMNS)
-def test_every_column_sorts_both_ways(visit, address, column):
+def test_every_column_sorts_both_ways(visit, address):
     page = visit(address)
     assert shown(page) == IDS
-    button = header(page, column).locator("button")
-    orders = {}
-    for way in ("ascending", "descending"):
-        button.click()
-        assert header(page, column).get_attribute("aria-sort") == way
-        assert page.locator("th[aria-sort=none]").count() == len(pages.COLUMNS) - 1
-        orders[way] = shown(page)
-        assert sorted(orders[way]) == sorted(IDS)
-    assert orders["ascending"] != orders["descending"]
+    for column in pages.COLUMNS:
+        orders = {}
+        for way in ("ascending", "descending"):
+            header(page, column).locator("button").click()
+            assert header(page, column).get_attribute("aria-sort") == way
+            assert page.locator("th[aria-sort=none]").count() == len(pages.COLUMNS) - 1
+            orders[way] = shown(page)
+            assert sorted(orders[way]) == sorted(IDS)
+        assert orders["ascending"] != orders["descending"], column
 
 
 def test_numbers_sort_as_numbers_and_ids_by_the_numbers_in_them(visit, address):
@@ -183,7 +182,7 @@ def test_permalinks_lead_to_their_claim(visit, address):
     assert page.url.endswith("#P7-vla-8")
 
 
-@pytest.mark.parametrize("width", [320, 360, 768, 1000, 1200])
+@pytest.mark.parametrize("width", [360, 768, 1200])
 def test_nothing_is_wider_than_the_screen(visit, address, width):
     page = visit(address, width=width)
     assert page.evaluate("document.documentElement.scrollWidth") <= width

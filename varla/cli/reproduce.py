@@ -10,7 +10,6 @@ from rich.table import Table
 from varla.cli.options import Device, check_device
 from varla.cli.output import complain, console, say, show, table
 from varla.cli.sweep import Board, Lines
-from varla.ops.arguments import check_choice
 from varla.outcomes import EXIT_CODES, FAILED
 from varla.report.numbers import number, spread
 
@@ -39,6 +38,7 @@ def reproduce(
     from varla.experiments import items as known
     from varla.experiments.runner import reproduce as work
     from varla.experiments.runs import PRESETS
+    from varla.ops.arguments import check_choice
 
     check_device(device)
     check_choice("--preset", preset, tuple(PRESETS))

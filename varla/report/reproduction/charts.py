@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import altair as alt
@@ -74,6 +75,7 @@ def stamp(figure: Figure) -> str:
     return f"<!-- data {key_of(shown)} -->"
 
 
+@cache
 def script() -> str:
     """Vega, Vega-Lite and Vega-Embed, in the version that the charts are written for, to be put into a page."""
     return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=_version()).replace(
