@@ -62,6 +62,7 @@ def test_settings_are_listed_with_the_values_they_took(report):
     found = dict(report.sections[0].settings)
     assert found["mechanism"] == "vla, linear, softmax"
     assert found["train.steps"] == "100, 10"
+    assert found["seed"] == "42, 123, 999"  # 42 is the default, which records leave out
     assert dict(report.sections[1].settings) == {"measurement": "varla.somewhere:norm", "length": "1000"}
     many = [{"measure": "a:b", "arguments": {"n": n}} for n in range(20)]
     assert dict(settings(many))["n"].endswith("11 and 8 more")

@@ -93,6 +93,8 @@ def look(figure: Figure) -> str:
     parts = [words[source] for source in sources if source in words]
     if any("low" in point for point in points):
         parts.append("bars: least to greatest" if _short(points) else "bands: least to greatest")
+    if sources == ["paper"]:
+        parts.append("ours: not run yet")
     if left := len(figure.points) - len(points):
         parts.append(f"{left} {'point' if left == 1 else 'points'} not finite or not positive, left out")
     return "; ".join(parts)
@@ -108,7 +110,7 @@ def numbers(figure: Figure, most: int = 60) -> Table:
     note = ""
     if len(rows) > most:
         given = [row for row, found in zip(rows, cells.values(), strict=True) if "paper" in found]
-        kept = given if 0 < len(given) <= most else rows[:: math.ceil(len(rows) / most)]
+        kept = given if 0 < len(given) <= most else rows[::-1][:: math.ceil(len(rows) / most)][::-1]
         note, rows = f"{len(kept)} of {len(rows)} rows; all are in the records", kept
     shown = [(str(row[0]), number(row[1]), *row[2:]) for row in rows]
     return Table(figure.title, ("series", figure.x, *sources), shown, note)

@@ -16,6 +16,7 @@ from varla.experiments.claims import NOT_RUN, VERDICTS, Claim, Figure, Finding, 
 from varla.experiments.records import Record, Results
 from varla.experiments.runs import FULL, PRESETS, QUICK, Run
 from varla.outcomes import FINISHED
+from varla.training import RunConfig
 
 ORDER = (FULL, QUICK)  # what is looked at first
 _MACHINE = ("processor", "cores", "threads", "gpus", "system", "python", "torch", "varla")
@@ -169,12 +170,21 @@ def command(item: Item, preset: str) -> str:
 
 
 def settings(found: Sequence[Record], most: int = 12) -> list[tuple[str, str]]:
-    """(setting, the values it took) over records, as far as they are recorded: defaults are left out."""
+    """(setting, the values it took) over records. A setting of training that has its default everywhere is left out."""
+    usual = dict(_flat(RunConfig().to_dict()))
+    trained = [dict(_flat(record["train"])) for record in found if record.get("train")]
+    named = dict.fromkeys(name for each in trained for name in (*each, "seed"))
+    rows: list[dict[str, Any]] = [
+        {name: each.get(name, usual.get(name)) for name in named if name in each or name in usual} for each in trained
+    ]
+    rows += [
+        {"measurement": record["measure"], **dict(_flat(record.get("arguments") or {}))}
+        for record in found
+        if record.get("measure")
+    ]
     values: dict[str, dict[str, None]] = {}  # dictionaries for their order
-    for record in found:
-        named = record.get("train") or {"measurement": record.get("measure"), **(record.get("arguments") or {})}
-        for name, value in _flat(named):
-            values.setdefault(name, {})[value if isinstance(value, str) else json.dumps(value)] = None
+    for name, value in (pair for row in rows for pair in row.items()):
+        values.setdefault(name, {})[value if isinstance(value, str) else json.dumps(value)] = None
     return [(name, _some(list(each), most)) for name, each in values.items()]
 
 
