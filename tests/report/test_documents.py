@@ -48,11 +48,6 @@ def test_the_figures_are_up_to_date(report):
         assert found[name].endswith(f"{stamp}\n"), f"{name} is {STALE}"
 
 
-def test_names_of_figures_are_told_apart(report):
-    names = [drawing.figure.name for section in report.sections for drawing in section.drawings]
-    assert len(set(names)) == len(names)
-
-
 def test_the_page_of_the_real_items_is_complete(report):
     text = page.render(report)
     for row in report.rows:

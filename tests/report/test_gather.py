@@ -83,10 +83,12 @@ def test_a_damaged_file_is_named(tmp_path):
         gather(fabricated.ITEMS, tmp_path)
 
 
-def test_two_claims_with_one_id_are_an_error(tmp_path):
+def test_two_claims_or_figures_of_one_name_are_an_error(tmp_path):
     again = replace(fabricated.NORMS, name="again")
     with pytest.raises(ValueError, match="two claims have the id P12-bounded"):
         gather([fabricated.NORMS, again], tmp_path)
+    with pytest.raises(ValueError, match="two figures have the name norms"):
+        gather([fabricated.NORMS, replace(again, claims=())], tmp_path)
 
 
 def test_anchors_hold_nothing_that_an_address_cannot():

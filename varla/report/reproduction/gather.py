@@ -140,11 +140,8 @@ def gather(items: Sequence[Item], folder: Path) -> Report:
     """The report of these items from the records in a folder; without records every claim is "not run"."""
     found = {preset.name: records.load(folder, preset.name) for preset in ORDER}
     sections = tuple(_section(item, found) for item in items)
-    seen: set[str] = set()
-    for row in (row for section in sections for row in section.rows):
-        if row.anchor in seen:
-            raise ValueError(f"two claims have the id {row.claim.id}: ids are addresses in the report")
-        seen.add(row.anchor)
+    _refuse_twins("claims", "id", [row.anchor for section in sections for row in section.rows])
+    _refuse_twins("figures", "name", [x.figure.name for section in sections for x in section.drawings])
     return Report(sections, _machines(sections))
 
 
@@ -186,6 +183,12 @@ def settings(found: Sequence[Record], most: int = 12) -> list[tuple[str, str]]:
     for name, value in (pair for row in rows for pair in row.items()):
         values.setdefault(name, {})[value if isinstance(value, str) else json.dumps(value)] = None
     return [(name, _some(list(each), most)) for name, each in values.items()]
+
+
+def _refuse_twins(what: str, kind: str, names: Sequence[str]) -> None:
+    """Names are addresses in the page, and files: two of one name would hide each other."""
+    if twins := [name for name, n in Counter(names).items() if n > 1]:
+        raise ValueError(f"two {what} have the {kind} {twins[0]}: the report needs different ones")
 
 
 def _section(item: Item, found: Mapping[str, Results]) -> Section:
