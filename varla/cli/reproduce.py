@@ -11,9 +11,10 @@ from varla.cli.options import Device, check_device
 from varla.cli.output import complain, console, say, show, table
 from varla.cli.sweep import Board, Lines
 from varla.outcomes import EXIT_CODES, FAILED
+from varla.report.numbers import number, spread
 
 if TYPE_CHECKING:
-    from varla.experiments.claims import Finding, Item, Value
+    from varla.experiments.claims import Finding, Item
 
 
 def register(app: typer.Typer) -> None:
@@ -71,15 +72,3 @@ def verdicts(item: "Item", findings: Sequence["Finding"]) -> Table:
     ]
     headers = ("claim", "what it says", "paper", "ours", "verdict", "note")
     return table(headers, rows, right=("paper", "ours"), title=f"{item.number} {item.title}")
-
-
-def number(value: "Value") -> str:
-    """A value of the paper's or ours, as short as it is exact enough."""
-    return "" if value is None else value if isinstance(value, str) else f"{value:.4g}"
-
-
-def spread(found: "Finding") -> str:
-    """Ours, with the least and the greatest over seeds where they differ."""
-    if found.low is None or found.high is None or found.count < 2:
-        return number(found.ours)
-    return f"{number(found.ours)} ({number(found.low)} to {number(found.high)})"
