@@ -13,8 +13,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,10 +27,10 @@ from varla.models import backbone_config
 from varla.ops.arguments import refuse_unknown
 from varla.outcomes import DIVERGED, EXIT_CODES, FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING
 from varla.training.config import RunConfig, complete, from_dict, load, override
-from varla.training.loop import Interrupted, build_task, train
-from varla.training.run import Run, RunError
+from varla.training.loop import Interrupted, build_task
+from varla.training.run import Run
 from varla.training.stop import Stop
-from varla.training.update import Diverged
+from varla.training.workers import Worker
 
 # Keys whose value says by itself what it is: vla-n8, not mechanismvla-n8.
 _TELLING = ("mechanism", "preset", "task.name")
@@ -160,22 +158,27 @@ def run(
     waiting = deque(job for job in jobs if job.state == WAITING)
     devices = gpus(device)
     count = max(1, min(len(waiting), workers or len(devices) or cores()))
-    active: dict[int, tuple[Job, subprocess.Popen[bytes]]] = {}
+    crew = [Worker(environment(slot, count, devices), device) for slot in range(count)]
+    active: dict[Worker, Job] = {}
     with Stop() as stop:
         try:
             while (waiting or active) and not stop.wanted:
-                for slot in range(count):
-                    if slot not in active and waiting:
+                for worker in crew:
+                    if worker not in active and waiting:
                         job = waiting.popleft()
-                        active[slot] = (job, _start(job, environment(slot, count, devices), device))
+                        worker.begin(job.config, job.folder, job.log, resume=job.resume)
+                        job.state = RUNNING
+                        active[worker] = job
                 time.sleep(pause)
-                for slot, (job, process) in list(active.items()):
-                    if process.poll() is not None:
-                        _settle(job, process.returncode, stopping=stop.wanted)
-                        del active[slot]
+                for worker, job in list(active.items()):
+                    if (code := worker.ended()) is not None:
+                        _settle(job, code, stopping=stop.wanted)
+                        del active[worker]
                 watch(jobs)
         finally:
-            _stop(active.values())
+            _stop(active)
+            for worker in crew:
+                worker.dismiss()
             watch(jobs)
     if stop.wanted and any(job.state in (WAITING, INTERRUPTED) for job in jobs):
         done = sum(job.state in (FINISHED, DIVERGED) for job in jobs)
@@ -200,37 +203,6 @@ def _check(config: RunConfig) -> None:
     backbone_config(config.preset, config.mechanism, layer=config.layer, **config.model)
 
 
-def _start(job: Job, environment: dict[str, str], device: str | None) -> "subprocess.Popen[bytes]":
-    order = {"config": job.config.to_dict(), "folder": str(job.folder), "resume": job.resume, "device": device}
-    script = f"from {__name__} import work; work()"
-    try:
-        job.log.parent.mkdir(parents=True, exist_ok=True)
-        with job.log.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-c", script, json.dumps(order)],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-    except OSError as error:
-        raise RunError(f"{job.log.parent} cannot be written to: {error.strerror or error}") from error
-    job.state = RUNNING
-    return process
-
-
-def work() -> None:
-    """A worker process: one run, given as JSON in the only argument; says by its exit code how it ended."""
-    order = json.loads(sys.argv[1])
-    try:
-        train(from_dict(order["config"]), order["folder"], resume=order["resume"], device=order["device"])
-    except Diverged:
-        raise SystemExit(EXIT_CODES[DIVERGED]) from None  # the record says where
-    except Interrupted as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(EXIT_CODES[INTERRUPTED]) from None
-
-
 def _settle(job: Job, code: int, *, stopping: bool) -> None:
     """How a job ended, from its worker's exit code."""
     if code in (EXIT_CODES[FINISHED], EXIT_CODES[DIVERGED]):
@@ -244,18 +216,13 @@ def _settle(job: Job, code: int, *, stopping: bool) -> None:
         job.state, job.note = FAILED, _last_line(job.log) or f"exit code {code}"
 
 
-def _stop(active: Iterable[tuple[Job, "subprocess.Popen[bytes]"]]) -> None:
+def _stop(active: Mapping[Worker, Job]) -> None:
     """Ask the workers that still run to save, and wait for them."""
-    for _, process in active:
-        process.terminate()
+    for worker in active:
+        worker.ask_to_save()
     deadline = time.monotonic() + _PATIENCE
-    for job, process in active:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        _settle(job, process.returncode, stopping=True)
+    for worker, job in active.items():
+        _settle(job, worker.wait(deadline - time.monotonic()), stopping=True)
 
 
 def _last_line(path: Path) -> str:

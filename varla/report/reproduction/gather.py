@@ -14,6 +14,7 @@ from typing import Any
 from varla.experiments import records
 from varla.experiments.claims import NOT_RUN, VERDICTS, Claim, Figure, Finding, Item, Table
 from varla.experiments.records import Record, Results
+from varla.experiments.runner import wanted
 from varla.experiments.runs import FULL, PRESETS, QUICK, Run
 from varla.outcomes import FINISHED
 from varla.training import RunConfig
@@ -193,7 +194,7 @@ def _refuse_twins(what: str, kind: str, names: Sequence[str]) -> None:
 
 def _section(item: Item, found: Mapping[str, Results]) -> Section:
     rows = tuple(_row(item, claim, found) for claim in item.claims)
-    work = tuple(_work(preset.name, item.runs(preset), found[preset.name]) for preset in ORDER)
+    work = tuple(_work(preset.name, wanted(item, preset, found[preset.name]), found[preset.name]) for preset in ORDER)
     return Section(item, rows, _drawings(item, found), _listings(item, found, work), work)
 
 
