@@ -1,4 +1,4 @@
-"""Workers: one process for many runs, with the numbers of a process of its own; a new one after a death or a failure."""
+"""Workers: one process for many runs, with the numbers of one of its own; a new one after a death or a failure."""
 
 import os
 import signal

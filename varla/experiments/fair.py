@@ -41,7 +41,7 @@ SEEDS = (42, 123, 999, 7, 2024)
 def run(name: str, task: str, n: int, head_dim: int, rate: float, seed: int, steps: int = STEPS) -> Train:
     """One training run."""
     mechanism, layer = CONTENDERS[name]
-    rare = {"eval_every": max(1, steps // 10), "checkpoint_every": steps}
+    rare = {"eval_every": max(1, steps // 5), "checkpoint_every": steps}
     return Train(
         {
             "mechanism": mechanism,

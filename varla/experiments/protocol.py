@@ -34,7 +34,7 @@ def paper_run(
     (At 3e-4, the paper's rate, a thousand steps are too few for most seeds.) `own_rate`: the quick preset keeps it, and
     how often it evaluates.
     """
-    rare = {"eval_every": max(1, steps // 20), "checkpoint_every": steps, "graph": not preset.quick}
+    rare = {"eval_every": max(1, steps // 5), "checkpoint_every": steps, "graph": not preset.quick}
     schedule = {"steps": steps, **rare, **(train or {})}
     if preset.quick:
         if mechanism == "deltanet-paper" or task.get("n", QUICK_PAIRS) != QUICK_PAIRS or task.get("seq_len", 0) > 63:
