@@ -2,11 +2,20 @@
 
 from collections.abc import Sequence
 
-from varla.experiments import capacity
+from varla.experiments import capacity, complexity, gradients, jacobian, latency, rls, stability, theory
 from varla.experiments.claims import Item
 from varla.ops.arguments import refuse_unknown
 
-ITEMS: tuple[Item, ...] = (capacity.ITEM,)
+ITEMS: tuple[Item, ...] = (
+    capacity.ITEM,
+    stability.ITEM,
+    jacobian.ITEM,
+    gradients.ITEM,
+    theory.ITEM,
+    latency.ITEM,
+    complexity.ITEM,
+    rls.ITEM,
+)
 
 
 def choose(names: Sequence[str]) -> list[Item]:
