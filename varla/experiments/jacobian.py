@@ -30,7 +30,7 @@ STEPS = (1, 25, 100, 1000)  # tokens at which the norm is taken
 
 # The paper does not say what its unnormalised norms were measured on. At a fresh A the norm is |k|^2 / lambda0 - 1, so
 # each of its four numbers names a key variance; this is the deviation that their mean gives.
-FITTED_SCALE = (sum((norm + 1) * LAMBDA0 / d for d, norm in PAPER_V2.items()) / len(PAPER_V2)) ** 0.5
+FITTED_SCALE = round((sum((norm + 1) * LAMBDA0 / d for d, norm in PAPER_V2.items()) / len(PAPER_V2)) ** 0.5, 4)
 
 # Conditions under which the unnormalised norms were looked for: what is changed of `Inputs`, by the name shown.
 CONDITIONS: dict[str, dict[str, Any]] = {
@@ -131,13 +131,17 @@ def judge_unit(results: Results, preset: Preset) -> Finding:
     found = [results.value(run) for run in asked]
     if any(value is None for value in found):
         return MISSING
-    greatest = max(value["greatest"] for value in found)
+    greatest, run = max(
+        ((value["greatest"], run) for value, run in zip(found, asked, strict=True)), key=lambda pair: pair[0]
+    )
     off = max(value["closed form off by"] for value in found)
     if greatest <= 1 + 1e-6:
         return Finding(REPRODUCED, greatest, note="the greatest of all tokens")
+    c = (5 - (2 * greatest - 1) ** 2) / 4
+    where = f"d_h = {run.arguments['d']}, penalty {run.arguments['options']['penalty']}"
     note = (
-        f"greatest of all tokens, unit vectors; the norm is (1 + sqrt(5 - 4c)) / 2 with c = k.a (off by {off:.0e}), "
-        "1 only where a = k"
+        f"greatest of all tokens, at {where}, k.a = {c:.2f}; the norm is (1 + sqrt(5 - 4c)) / 2 with c = k.a (off by "
+        f"{off:.0e}), 1 only where a = k"
     )
     return Finding(FALSE, greatest, note=note)
 
@@ -183,11 +187,11 @@ def judge_unnormalised(d: int) -> Judge:
         inside = [t for t, x in zip(found["steps"], ours, strict=True) if abs(x - paper) <= 0.1 * paper]
         if len(inside) == len(ours):
             return Finding(REPRODUCED, ours[-1], note="ELU + 1, unit-variance raw keys, at every token looked at")
-        seen = ", ".join(f"{x:.4g} at t = {t}" for t, x in zip(found["steps"], ours, strict=True))
+        seen = ", ".join(f"{ours[i]:.4g} at t = {found['steps'][i]}" for i in (0, -1))
         verdict = CONDITIONAL if fit["low"] <= paper <= fit["high"] else NOT_REPRODUCED
         note = (
-            f"with ELU + 1 and unit-variance raw keys {seen}. The number shown is at a fresh A without a feature map, "
-            f"raw keys of deviation {FITTED_SCALE:.3f}: one scale, fitted to the paper's four numbers"
+            f"at a fresh A, no feature map, raw keys of deviation {FITTED_SCALE:.3f} (one scale, fitted to the paper's "
+            f"four numbers); with ELU + 1 and raw keys of deviation 1, {seen}"
         )
         return Finding(verdict, fit["mean"], fit["low"], fit["high"], 256, note)
 

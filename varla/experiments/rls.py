@@ -125,11 +125,11 @@ def judge_inverse(results: Results, preset: Preset) -> Finding:
 
 
 def judge_source(results: Results, preset: Preset) -> Finding:
-    """That the source of alpha differs."""
+    """That the source of alpha is a difference."""
     found = results.value(SOURCES)
     if found is None:
         return MISSING
-    note = "greatest relative difference: A_{t-1} k / (1 + k.A_{t-1} k) is A_t k, by Sherman-Morrison, where u = k"
+    note = "greatest relative difference: RLS's gain A_{t-1} k / (1 + k.A_{t-1} k) is A_t k, by Sherman-Morrison"
     differs = found["most"] > 1e-8
     return Finding(REPRODUCED if differs else FALSE, found["most"], note=note)
 
@@ -212,7 +212,7 @@ def claims() -> list[Claim]:
             "A is the inverse of its penalty within 1e-8 in both", judge_inverse,
         ),
         Claim(
-            "P17-source", where, "RLS takes alpha from A_{t-1}, VLA from A_t, another direction", "differs",
+            "P17-source", where, "to take alpha from A_t, not A_{t-1}, departs from classical RLS", "differs",
             "false if the two agree within 1e-8 for u = k", judge_source,
         ),
         Claim(

@@ -37,7 +37,7 @@ def run(preset: Preset, mechanism: str, seed: int) -> Measure:
 
 def trained_run(preset: Preset) -> Measure:
     """A trained model's norms."""
-    steps = 300 if preset.quick else QUICK_TRAIN["steps"]
+    steps = 200 if preset.quick else QUICK_TRAIN["steps"]
     given = {"steps": int(steps), "lr": QUICK_TRAIN["lr"], "seed": 42, "T": longest(preset)}
     return Measure("varla.experiments.norms:trained", given)
 
