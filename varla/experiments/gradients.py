@@ -113,8 +113,8 @@ def judge_vanishing(results: Results, preset: Preset) -> Finding:
         return MISSING
     left, apart = (10 ** min(value["random"][-1] for value in values) for values in (usual, spread))
     note = (
-        f"what is left of random gradients after {HORIZONS[-1]} tokens, at the dimension that keeps least; with keys that "
-        f"point everywhere (no feature map) {apart:.1g}, with A fixed {10 ** fixed['random'][-1]:.1g} at d = 32"
+        f"what is left of random gradients after {HORIZONS[-1]} tokens, at the dimension that keeps least; with keys "
+        f"that point everywhere (no feature map) {apart:.1g}, with A fixed {10 ** fixed['random'][-1]:.1g} at d = 32"
     )
     verdict = REPRODUCED if min(left, apart) >= 1e-3 else CONDITIONAL if left >= 1e-3 else FALSE
     return Finding(verdict, left, note=note)
@@ -173,7 +173,7 @@ def claims() -> list[Claim]:
             "Corollary 1",
             "gradients do not vanish",
             1.0,
-            "a thousandth of a random gradient is left after 2000 tokens; with conditions, if with ELU + 1 alone; else false",
+            "a thousandth of random gradients is left after 2000 tokens; with conditions, if with ELU + 1 alone",
             judge_vanishing,
         ),
         *(
