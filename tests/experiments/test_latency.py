@@ -3,11 +3,12 @@
 import math
 
 import pytest
+import torch
 
 from tests.experiments.fabricate import judged, results
 from varla.experiments import latency
 from varla.experiments.claims import CONDITIONAL, NOT_REPRODUCED, NOT_RUN, REPRODUCED
-from varla.experiments.latency import HEADS, ITEM, LARGE, LONG, MECHANISMS, SHORT, crossover
+from varla.experiments.latency import HEADS, ITEM, LARGE, MECHANISMS, crossover
 from varla.experiments.records import Results
 from varla.experiments.runs import FULL, QUICK
 
@@ -32,12 +33,13 @@ def test_the_crossovers_edges(softmax, vla, found):
 
 
 def times(preset, heads, dtypes, device, seconds):
+    lengths = latency.lengths(preset)
     return [
         (
             latency.time_run(preset, T, heads, dtype),
             {"device": device, "name": device, "seconds": {name: seconds(name, T) for name in MECHANISMS}},
         )
-        for T in SHORT + LONG
+        for T in lengths
         for dtype in dtypes
     ]
 
@@ -79,7 +81,6 @@ def test_the_fastest_at_128_is_found(fastest, verdict):
     ("preset", "device", "loop", "verdict"),
     [
         (FULL, "cuda", 15.0, REPRODUCED),
-        (FULL, "cpu", 15.0, CONDITIONAL),
         (QUICK, "cuda", 15.0, CONDITIONAL),
         (FULL, "cuda", 13.0, NOT_REPRODUCED),
     ],
@@ -90,6 +91,20 @@ def test_the_speed_up_is_reproduced_where_the_paper_took_it(preset, device, loop
     found = claim.judge(results([(latency.speed_run(preset), value)]), preset)
     assert found.verdict == verdict
     assert found.ours == loop
+
+
+def test_a_crossover_beyond_what_was_timed_is_not_judged():
+    found = results(times(QUICK, LARGE, ("float32",), "cuda", quadratic))
+    assert judged(ITEM, "P15-crossover", found).verdict == NOT_RUN
+    assert "longer sequences" in judged(ITEM, "P15-crossover", found).note
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_full_presets_times_are_refused_without_a_gpu():
+    with pytest.raises(RuntimeError, match="GPU"):
+        latency.time_run(FULL, 128, HEADS).call()
+    with pytest.raises(RuntimeError, match="GPU"):
+        latency.speed_run(FULL).call()
 
 
 def test_times_are_taken_of_all_four():

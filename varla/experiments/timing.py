@@ -24,6 +24,12 @@ def device_name() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
 
 
+def need(gpu: bool) -> None:
+    """Refuse to go on without a GPU where one is asked for."""
+    if gpu and not torch.cuda.is_available():
+        raise RuntimeError("this is timed on a GPU, and PyTorch finds none here; --preset quick times the CPU")
+
+
 def medians(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Median seconds of each call, after one that is not counted; taken in turn, so that a slow moment hits all."""
     times: dict[str, list[float]] = {name: [] for name in calls}
@@ -49,8 +55,10 @@ def forward(mechanism: str, B: int, T: int, H: int, D: int, backend: str = "auto
 
     `backend` is the operator's; softmax attention has PyTorch's scaled_dot_product_attention alone.
     """
-    generator = torch.Generator().manual_seed(0)
-    q, k, v, u = (torch.randn(B, T, H, D, generator=generator).to(device(), getattr(torch, dtype)) for _ in range(4))
+    generator = torch.Generator(device()).manual_seed(0)
+    q, k, v, u = (
+        torch.randn(B, T, H, D, generator=generator, device=device()).to(getattr(torch, dtype)) for _ in range(4)
+    )
     if mechanism == "softmax":
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         return lambda: untracked(lambda: scaled_dot_product_attention(q, k, v, is_causal=True))
