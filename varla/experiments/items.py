@@ -2,7 +2,23 @@
 
 from collections.abc import Sequence
 
-from varla.experiments import ablation, capacity, copying, fair, long_context, ood, overload, training_log
+from varla.experiments import (
+    ablation,
+    capacity,
+    complexity,
+    copying,
+    fair,
+    gradients,
+    jacobian,
+    latency,
+    long_context,
+    ood,
+    overload,
+    rls,
+    stability,
+    theory,
+    training_log,
+)
 from varla.experiments.claims import Item
 from varla.ops.arguments import refuse_unknown
 
@@ -14,6 +30,13 @@ ITEMS: tuple[Item, ...] = (
     overload.ITEM,
     ood.ITEM,
     ablation.ITEM,
+    stability.ITEM,
+    jacobian.ITEM,
+    gradients.ITEM,
+    theory.ITEM,
+    latency.ITEM,
+    complexity.ITEM,
+    rls.ITEM,
     fair.ITEM,
 )
 
