@@ -40,8 +40,9 @@ def cache_bytes(T: int, d: int, layers: int, width: int) -> int:
     return 2 * T * d * layers * width
 
 
-def factors(T: int, H: int, D: int, backend: str, rounds: int) -> dict[str, Any]:
-    """Seconds of a forward of the three recurrent mechanisms in the same form."""
+def factors(T: int, H: int, D: int, backend: str, rounds: int, gpu: bool = False) -> dict[str, Any]:
+    """Seconds of a forward of the three recurrent mechanisms in the same form. `gpu`: on a GPU or not at all."""
+    timing.need(gpu)
     names = [name for name in MECHANISMS if name != "softmax"]
     seconds = timing.medians({name: timing.forward(name, 1, T, H, D, backend) for name in names}, rounds)
     return {"device": timing.device(), "name": timing.device_name(), "seconds": seconds}
@@ -67,7 +68,7 @@ LARGE_VLA = Measure(
 def factor_run(preset: Preset, backend: str) -> Measure:
     """The paper's heads: four of 32 dimensions. "reference" is the loop over tokens, as in the paper's Python."""
     T = 256 if preset.quick else 1024
-    given = {"T": T, "H": 4, "D": 32, "backend": backend, "rounds": 10}
+    given = {"T": T, "H": 4, "D": 32, "backend": backend, "rounds": 10, **timing.place(preset)}
     return Measure("varla.experiments.complexity:factors", given, timed=True)
 
 

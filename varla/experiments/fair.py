@@ -165,7 +165,7 @@ ITEM = Item(
     ),
     claims=[
         Claim(
-            id="fair-vla-deltanet",
+            id="P18-vla-deltanet",
             where="capacity section: the scalar gate cannot protect old associations, the matrix A can",
             says="VLA recalls more than DeltaNet",
             paper="1.000 against 0.010 at n = 24",
@@ -173,7 +173,7 @@ ITEM = Item(
             judge=judge_over("vla", "deltanet", NOT_REPRODUCED),
         ),
         Claim(
-            id="fair-vla-softmax",
+            id="P18-vla-softmax",
             where="capacity figure: softmax plateaus at 0.07 to 0.08 at n = 24",
             says="VLA recalls more than softmax attention",
             paper="1.000 against 0.081 at n = 24",
@@ -181,7 +181,7 @@ ITEM = Item(
             judge=judge_over("vla", "softmax", FALSE),
         ),
         Claim(
-            id="fair-penalty",
+            id="P18-penalty",
             where="ablation text: the penalty geometry is the source of the improvement",
             says="updating A helps VLA to recall",
             paper="0.990 against 0.091 at n = 16 (predicted)",

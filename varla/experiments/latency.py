@@ -66,12 +66,7 @@ def crossover(softmax: Mapping[int, float], vla: Mapping[int, float]) -> float |
 def time_run(preset: Preset, T: int, heads: Mapping[str, int], dtype: str = "float32") -> Measure:
     """Latencies at one T."""
     given = {"T": T, **heads, "rounds": 5 if T > 8192 or heads == LARGE else 20, "dtype": dtype}
-    return Measure("varla.experiments.latency:latencies", {**given, **place(preset)}, timed=True)
-
-
-def place(preset: Preset) -> dict[str, bool]:
-    """The full preset's times are a GPU's: those of a CPU, once recorded, would keep it from being asked."""
-    return {} if preset.quick else {"gpu": True}
+    return Measure("varla.experiments.latency:latencies", {**given, **timing.place(preset)}, timed=True)
 
 
 def lengths(preset: Preset) -> tuple[int, ...]:
@@ -92,7 +87,9 @@ def large(preset: Preset, dtype: str) -> dict[int, Measure]:
 def speed_run(preset: Preset) -> Measure:
     """At the paper's T = 4096, or a quarter of it."""
     T = 1024 if preset.quick else 4096
-    return Measure("varla.experiments.latency:speedup", {"T": T, **HEADS, "rounds": 3, **place(preset)}, timed=True)
+    return Measure(
+        "varla.experiments.latency:speedup", {"T": T, **HEADS, "rounds": 3, **timing.place(preset)}, timed=True
+    )
 
 
 def precisions(preset: Preset) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, scaled_dot_product_attention
 
 import varla
+from varla.experiments.runs import Preset
 
 MECHANISMS = ("softmax", "linear", "deltanet-paper", "vla")
 
@@ -28,6 +29,11 @@ def need(gpu: bool) -> None:
     """Refuse to go on without a GPU where one is asked for."""
     if gpu and not torch.cuda.is_available():
         raise RuntimeError("this is timed on a GPU, and PyTorch finds none here; --preset quick times the CPU")
+
+
+def place(preset: Preset) -> dict[str, bool]:
+    """The full preset's times are a GPU's: those of a CPU, once recorded, would keep it from being asked."""
+    return {} if preset.quick else {"gpu": True}
 
 
 def medians(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
