@@ -21,16 +21,14 @@ BEGIN, END = "<!-- reproduction: begin -->", "<!-- reproduction: end -->"
 HEADLINES = (
     "P7-vla-24",
     "P7-vla-32",
-    "P7-softmax-8",
-    "P7-deltanet-paper-8",
-    "P6-*",
-    "P8-*",
-    "P10-*",
-    "P11-*",
-    "P12-*",
-    "P13-*",
-    "P14-*",
-    "P15-*",
+    "P8-vla-512",
+    "P11-fixed-linear",
+    "P12-ratio",
+    "P13-unit-jacobian",
+    "P14-recovery",
+    "P15-speedup",
+    "P15-crossover",
+    "P18-vla-deltanet",
 )
 _ROWS = 10
 

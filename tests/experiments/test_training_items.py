@@ -1,0 +1,125 @@
+"""Judges of the experiments that train, on records that were never measured."""
+
+import pytest
+
+from tests.experiments.fabricate import claim
+from varla.experiments import ablation, capacity, copying, fair, ood, overload, training_log
+from varla.experiments.records import Results
+from varla.experiments.runs import FULL, QUICK
+
+
+def trained(*groups, status="finished", curve=(), names=("eval",)):
+    """Results from (runs, accuracies): one accuracy for all, or one each, or a tuple each for several evaluations."""
+    records = {}
+    for runs, given in groups:
+        values = given if isinstance(given, list) else [given] * len(runs)
+        for run, value in zip(runs, values, strict=True):
+            several = value if isinstance(value, tuple) else (value,)
+            final = {f"eval/{name}": x for name, x in zip(names, several, strict=True)}
+            records[run.key] = {"status": status, "final": final, "message": "", "curves": {"eval/eval": list(curve)}}
+            records[run.key] |= {"parameters": 1000, "state bytes": 10}
+    return Results(records)
+
+
+def verdict(item, name, found, preset=FULL):
+    return claim(item, name).judge(found, preset).verdict
+
+
+@pytest.mark.parametrize(
+    ("bare", "expected"), [(0.06, "reproduced with conditions"), (1.0, "reproduced"), (None, "reproduced")]
+)
+def test_recall_is_held_against_the_text_without_its_output_norm(bare, expected):
+    groups = [(capacity.seeds(FULL, "vla", 24), [1.0, 1.0, 0.99])]
+    groups += [] if bare is None else [(capacity.seeds(FULL, "vla", 24, norm=False), bare)]
+    assert verdict(capacity.ITEM, "P7-vla-24", trained(*groups)) == expected
+
+
+def test_recall_that_is_not_reached_is_not_reproduced():
+    assert verdict(capacity.ITEM, "P7-vla-24", trained((capacity.seeds(FULL, "vla", 24), 0.5))) == "not reproduced"
+
+
+def test_the_copy_task_is_reproduced_only_because_nothing_is_copied():
+    runs = copying.seeds(QUICK, "vla", copying.IDENTITY)
+    good = trained((runs, 1.0), curve=[(100, 0.9), (150, 1.0), (300, 1.0)])
+    late = trained((runs, 1.0), curve=[(100, 0.9), (150, 0.99), (300, 1.0)])
+    assert verdict(copying.ITEM, "P6-identity-vla", good, QUICK) == "reproduced with conditions"
+    assert verdict(copying.ITEM, "P6-identity-vla", late, QUICK) == "not reproduced"
+    assert verdict(copying.ITEM, "P6-copy-vla", good, QUICK) == "not run"
+
+
+@pytest.mark.parametrize(
+    ("curve", "expected"),
+    [
+        ([(800, 0.1), (1000, 0.05), (1200, 0.99)], "not reproduced"),
+        ([(800, 0.25), (1200, 0.6), (1600, 0.95)], "reproduced"),
+        ([(800, 0.1), (2000, 0.5)], "not reproduced"),
+    ],
+)
+def test_a_climb_takes_time_and_a_jump_does_not(curve, expected):
+    found = trained((training_log.seeds(FULL, "vla", 24), curve[-1][1]), curve=curve)
+    assert verdict(training_log.ITEM, "P9-log-climb", found) == expected
+
+
+def test_the_effect_of_steps_needs_both_lengths():
+    short, long = overload.seeds(FULL, "vla", 24), training_log.seeds(FULL, "vla", 24)
+    assert verdict(overload.ITEM, "P9-steps", trained((short, 0.99))) == "not run"
+    assert verdict(overload.ITEM, "P9-steps", trained((short, 0.99), (long, 1.0))) == "reproduced"
+    assert verdict(overload.ITEM, "P9-steps", trained((short, 0.3), (long, 1.0))) == "not reproduced"
+
+
+def test_the_drop_on_new_keys_is_judged_where_old_ones_are_learnt():
+    short, long = (ood.seeds(FULL, "vla", 24, steps) for steps in (ood.SHORT, ood.LONG))
+    names = ("id", "ood")
+    unlearnt = trained((short, (0.2, 0.2)), (long, (1.0, 0.69)), names=names)
+    assert verdict(ood.ITEM, "P10-drop-24", unlearnt) == "reproduced"
+    assert "after 3000 steps" in claim(ood.ITEM, "P10-drop-24").judge(unlearnt, FULL).note
+    no_drop = trained((short, (1.0, 1.0)), (long, (1.0, 0.69)), names=names)
+    assert verdict(ood.ITEM, "P10-drop-24", no_drop) == "not reproduced"
+
+
+def test_one_n_where_fixing_A_is_far_from_linear_attention_is_a_counter_example():
+    fixed, linear = ablation.seeds(FULL, 8, ablation.FIXED), capacity.seeds(FULL, "linear", 8)
+    assert verdict(ablation.ITEM, "P11-fixed-linear", trained((fixed, 1.0), (linear, 0.15))) == "false"
+    assert verdict(ablation.ITEM, "P11-fixed-linear", trained((fixed, 0.15), (linear, 0.15))) == "reproduced"
+
+
+def test_training_without_key_normalisation_is_judged_by_its_end():
+    runs = ablation.bare_keys(FULL, 96)
+    assert verdict(ablation.ITEM, "P11-bare-keys-96", trained((runs, 0.0), status="diverged")) == "reproduced"
+    assert verdict(ablation.ITEM, "P11-bare-keys-96", trained((runs, 0.9))) == "not reproduced"
+
+
+def chosen(name, rates, task="mqar", n=16, head_dim=32):
+    """(run, accuracy) of every learning rate on the data it is chosen on."""
+    runs = [fair.run(name, task, n, head_dim, rate, fair.CHOOSING) for rate in fair.RATES]
+    return runs, rates
+
+
+def test_the_learning_rate_is_the_best_on_data_that_is_not_reported():
+    results = trained(chosen("vla", [0.1, 0.7, 0.9, 0.0]))
+    assert fair.chosen_rate(results, "vla", "mqar", 16, 32) == 3e-3
+    assert fair.chosen_rate(results, "linear", "mqar", 16, 32) is None
+    reported = fair.finals(results, "vla", "mqar", 16, 32)
+    assert {run.config.train.lr for run in reported} == {3e-3}
+    assert fair.CHOOSING not in {run.config.seed for run in reported}
+    assert {run.key for run in fair.then(results, FULL)} == {run.key for run in reported}
+
+
+@pytest.mark.parametrize(
+    ("vla", "deltanet", "expected"),
+    [(0.9, 0.5, "reproduced"), (0.5, 0.9, "not reproduced"), (0.9, 0.9, "not reproduced")],
+)
+def test_contenders_are_compared_by_their_intervals(vla, deltanet, expected):
+    tuned = trained(chosen("vla", [0.1, 0.7, 0.9, 0.0]), chosen("deltanet", [0.1, 0.7, 0.9, 0.0]))
+    ours, theirs = (fair.finals(tuned, name, "mqar", 16, 32) for name in ("vla", "deltanet"))
+    results = Results({**tuned.records, **trained((ours, vla), (theirs, deltanet)).records})
+    assert verdict(fair.ITEM, "P18-vla-deltanet", results) == expected
+    assert len(fair.tables(results, FULL)[0].rows) == 2
+    assert fair.figures(results, FULL)
+
+
+def test_the_quick_preset_trains_little():
+    runs = {run.key: run for item in (capacity.ITEM, ood.ITEM, ablation.ITEM) for run in item.runs(QUICK)}.values()
+    assert 0 < len(runs) <= 10
+    assert {run.config.task["n"] for run in runs} == {8}
+    assert not fair.runs(QUICK)
