@@ -88,7 +88,7 @@ def load(folder: Path, preset: str) -> Results:
 
 
 def save(folder: Path, preset: str, item: str, runs: Iterable[Run], results: Results) -> Path:
-    """Write the records of an item's runs; those that there are none of are left out."""
+    """Write the records of an item's runs; those that there are none of are left out, and so is a file without any."""
     surroundings: list[Any] = []
     kept = []
     for run in {run.key: run for run in runs}.values():
@@ -99,6 +99,8 @@ def save(folder: Path, preset: str, item: str, runs: Iterable[Run], results: Res
                 surroundings.append(machine)
             kept.append({**record, "environment": surroundings.index(machine)})
     path = folder / preset / f"{item}.json"
+    if not kept:
+        return path
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n  ".join(json.dumps(rounded(record)) for record in kept)
     text = (
