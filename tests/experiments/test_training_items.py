@@ -3,7 +3,7 @@
 import pytest
 
 from tests.experiments.fabricate import claim
-from varla.experiments import ablation, capacity, copying, fair, ood, overload, training_log
+from varla.experiments import ablation, capacity, copying, fair, ood, overload, records, training_log
 from varla.experiments.records import Results
 from varla.experiments.runs import FULL, QUICK
 
@@ -78,9 +78,11 @@ def test_the_drop_on_new_keys_is_judged_where_old_ones_are_learnt():
 
 
 def test_one_n_where_fixing_A_is_far_from_linear_attention_is_a_counter_example():
-    fixed, linear = ablation.seeds(FULL, 8, ablation.FIXED), capacity.seeds(FULL, "linear", 8)
+    fixed, linear = ablation.seeds(FULL, 8, ablation.FIXED), ablation.linear(FULL, 8)
     assert verdict(ablation.ITEM, "P11-fixed-linear", trained((fixed, 1.0), (linear, 0.15))) == "false"
+    assert verdict(ablation.ITEM, "P11-fixed-linear", trained((fixed, 0.15), (linear, 0.5))) == "false"
     assert verdict(ablation.ITEM, "P11-fixed-linear", trained((fixed, 0.15), (linear, 0.15))) == "reproduced"
+    assert all(run.config.layer["output_norm"] == "layer" for run in linear)  # VLA has it, too: like against like
 
 
 def test_training_without_key_normalisation_is_judged_by_its_end():
@@ -107,7 +109,12 @@ def test_the_learning_rate_is_the_best_on_data_that_is_not_reported():
 
 @pytest.mark.parametrize(
     ("vla", "deltanet", "expected"),
-    [(0.9, 0.5, "reproduced"), (0.5, 0.9, "not reproduced"), (0.9, 0.9, "not reproduced")],
+    [
+        (0.9, 0.5, "reproduced"),
+        (0.5, 0.9, "not reproduced"),
+        (0.9, 0.9, "not reproduced"),
+        (0.05, 0.01, "not run"),  # neither has learnt anything
+    ],
 )
 def test_contenders_are_compared_by_their_intervals(vla, deltanet, expected):
     tuned = trained(chosen("vla", [0.1, 0.7, 0.9, 0.0]), chosen("deltanet", [0.1, 0.7, 0.9, 0.0]))
@@ -116,6 +123,32 @@ def test_contenders_are_compared_by_their_intervals(vla, deltanet, expected):
     assert verdict(fair.ITEM, "P18-vla-deltanet", results) == expected
     assert len(fair.tables(results, FULL)[0].rows) == 2
     assert fair.figures(results, FULL)
+
+
+def test_a_hair_below_is_not_below():
+    tuned = trained(*(chosen(name, [0.1, 0.7, 0.9, 0.0], n=n) for name in ("vla", "deltanet") for n in (16, 32)))
+    groups = []
+    for n, (ours, theirs) in {16: (0.9999, 1.0), 32: (0.9, 0.1)}.items():
+        groups += [
+            (fair.finals(tuned, "vla", "mqar", n, 32), ours),
+            (fair.finals(tuned, "deltanet", "mqar", n, 32), theirs),
+        ]
+    results = Results({**tuned.records, **trained(*groups).records})
+    assert verdict(fair.ITEM, "P18-vla-deltanet", results) == "reproduced"
+
+
+def test_rates_that_are_as_good_leave_room_on_both_sides():
+    assert fair.chosen_rate(trained(chosen("vla", [1.0, 1.0, 0.9999, 0.0])), "vla", "mqar", 16, 32) == 1e-3
+
+
+def test_every_evaluation_is_kept_where_a_step_is_named():
+    (run, *_) = copying.seeds(FULL, "vla", copying.IDENTITY)
+    steps = range(50, run.config.train.steps + 1, 50)
+    metrics = [{"step": step, "eval/eval": 1.0, "loss": 0.1} for step in steps]
+    kept = records.of_training(run, {"status": "finished", "final": {"eval/eval": 1.0}}, metrics)
+    assert dict(kept["curves"]["eval/eval"])[copying.BY] == 1.0
+    assert len(kept["curves"]["loss"]) <= 20
+    assert kept["curves"]["loss"][-1][0] == run.config.train.steps
 
 
 def test_the_quick_preset_trains_little():

@@ -57,3 +57,16 @@ def test_asked_to_save_it_saves(tmp_path):
         assert "stopped and saved after step" in (tmp_path / "logs/long.log").read_text()
     finally:
         worker.dismiss()
+
+
+def test_a_worker_that_hangs_up_is_replaced(tmp_path):
+    worker = Worker(environment(0, 1, []), "cpu")
+    try:
+        give(worker, tmp_path, "first")
+        assert worker.wait(120) == 0
+        worker.process.kill()
+        worker.process.wait()
+        give(worker, tmp_path, "second")
+        assert worker.wait(120) == 0
+    finally:
+        worker.dismiss()

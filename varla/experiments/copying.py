@@ -29,9 +29,9 @@ def run(preset: Preset, mechanism: str, task: dict[str, object], seed: int) -> T
     """One training run, evaluated every 50 steps, as in the paper's log. The quick preset has only the identity."""
     if preset.quick and task is REAL:
         return None
-    train = {"batch_size": 32, "eval_every": 50}
-    found = paper_run(preset, mechanism, seed, task, steps=300 if preset.quick else STEPS, train=train, own_rate=True)
-    return found
+    steps = 300 if preset.quick else STEPS
+    train = {"batch_size": 32, "eval_every": 50, "warmup": BY / steps}  # to step 150, all that is claimed, the same
+    return paper_run(preset, mechanism, seed, task, steps=steps, train=train, own_rate=True)
 
 
 def seeds(preset: Preset, mechanism: str, task: dict[str, object]) -> list[Train | None]:

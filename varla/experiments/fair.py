@@ -36,6 +36,8 @@ STEPS = 2000
 VOCABULARY = 512
 CHOOSING = 1  # the seed whose data the learning rate is chosen on; it is not among those that are reported
 SEEDS = (42, 123, 999, 7, 2024)
+LEARNT = 0.1  # accuracy from which a point counts
+CLEAR = 0.02  # a difference that counts
 
 
 def run(name: str, task: str, n: int, head_dim: int, rate: float, seed: int, steps: int = STEPS) -> Train:
@@ -70,7 +72,10 @@ def chosen_rate(results: Results, name: str, task: str, n: int, head_dim: int) -
     """The learning rate that did best on validation data; None unless all were tried."""
     found = {rate: results.accuracy(run(name, task, n, head_dim, rate, CHOOSING)) for rate in RATES}
     scores = {rate: score for rate, score in found.items() if score is not None}
-    return max(scores, key=lambda rate: scores[rate]) if len(scores) == len(RATES) else None
+    if len(scores) < len(RATES):
+        return None
+    good = [rate for rate, score in scores.items() if score >= max(scores.values()) - 0.001]
+    return good[len(good) // 2]  # of several that are as good, one with room on both sides
 
 
 def finals(results: Results, name: str, task: str, n: int, head_dim: int) -> list[Train | None]:
@@ -91,7 +96,7 @@ def scores(results: Results, task: str, head_dim: int, n: int) -> dict[str, Samp
 
 
 def judge_over(better: str, worse: str, wrong: str) -> Judge:
-    """Whether one contender is above another wherever either has learnt anything; `wrong` is the verdict if not."""
+    """Whether one contender is above another, where either has learnt anything; `wrong` is the verdict if not."""
 
     def judge(results: Results, preset: Preset) -> Finding:
         gaps, below = [], []
@@ -101,13 +106,15 @@ def judge_over(better: str, worse: str, wrong: str) -> Judge:
                     found = scores(results, task, size, n)
                     if better in found and worse in found:
                         x, y = found[better], found[worse]
+                        if max(x.mean, y.mean) < LEARNT:
+                            continue
                         gaps.append(x.mean - y.mean)
-                        if y.interval[0] > x.interval[1]:
+                        if y.interval[0] > x.interval[1] and y.mean - x.mean > CLEAR:
                             below.append(f"{task} n = {n} d = {size}: {x.mean:.3f} against {y.mean:.3f}")
         if not gaps:
             return MISSING
-        wins = sum(gap > 0.02 for gap in gaps)
-        note = f"{better} is above {worse} by more than 0.02 at {wins} of {len(gaps)} points"
+        wins = sum(gap > CLEAR for gap in gaps)
+        note = f"{better} is above {worse} by more than {CLEAR} at {wins} of {len(gaps)} points that either learnt"
         note += f"; clearly below at {len(below)}: {'; '.join(below[:3])}" if below else "; nowhere clearly below"
         return Finding(wrong if below or not wins else REPRODUCED, sum(gaps) / len(gaps), count=len(SEEDS), note=note)
 
@@ -169,7 +176,7 @@ ITEM = Item(
             where="capacity section: the scalar gate cannot protect old associations, the matrix A can",
             says="VLA recalls more than DeltaNet",
             paper="1.000 against 0.010 at n = 24",
-            rule="reproduced if VLA is above by more than 0.02 somewhere and its 95% interval below DeltaNet's nowhere",
+            rule="above by more than 0.02 somewhere, and nowhere below by so much with 95% intervals that do not meet",
             judge=judge_over("vla", "deltanet", NOT_REPRODUCED),
         ),
         Claim(

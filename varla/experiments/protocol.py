@@ -110,7 +110,7 @@ def within(runs: Seeds, paper: float, margin: float, name: str = "eval", note: s
         if found is None:
             return MISSING
         close = abs(found.mean - paper) <= margin
-        return found.finding(REPRODUCED if close else NOT_REPRODUCED, _protocol(preset, note))
+        return found.finding(REPRODUCED if close else NOT_REPRODUCED, protocol(preset, note))
 
     return judge
 
@@ -124,12 +124,12 @@ def at_least(runs: Seeds, least: float, name: str = "eval", note: str = "", cond
             return MISSING
         good = CONDITIONAL if conditions else REPRODUCED
         text = "; ".join(part for part in (conditions, note) if part)
-        return found.finding(good if found.mean >= least else NOT_REPRODUCED, _protocol(preset, text))
+        return found.finding(good if found.mean >= least else NOT_REPRODUCED, protocol(preset, text))
 
     return judge
 
 
-def _protocol(preset: Preset, note: str) -> str:
+def protocol(preset: Preset, note: str) -> str:
     """The note, with what the quick preset did otherwise."""
     quick = f"quick preset: one seed, {QUICK_TRAIN['steps']} steps at most, at {QUICK_TRAIN['lr']:g}"
     return "; ".join(part for part in (note, quick if preset.quick else "") if part)

@@ -61,7 +61,7 @@ def of_training(run: Train, record: Mapping[str, Any], metrics: Sequence[Mapping
         "seconds": record.get("seconds"),
         "device": record.get("device"),
         "environment": record.get("environment"),
-        "curves": {name: _thin([(e["step"], e[name]) for e in metrics if name in e]) for name in names},
+        "curves": {name: _curve(metrics, name) for name in names},
     }
 
 
@@ -121,7 +121,8 @@ def rounded(value: Any) -> Any:
     return value
 
 
-def _thin(points: list[tuple[int, float]], most: int = 20) -> list[tuple[int, float]]:
-    """At most so many points, the last among them."""
-    step = max(1, -(-len(points) // most))
+def _curve(metrics: Sequence[Mapping[str, Any]], name: str, most: int = 20) -> list[tuple[int, float]]:
+    """(step, value) of what was logged: every evaluation, and of the loss at most so many, the last among them."""
+    points = [(entry["step"], entry[name]) for entry in metrics if name in entry]
+    step = max(1, -(-len(points) // most)) if name == "loss" else 1
     return points[::-1][::step][::-1]

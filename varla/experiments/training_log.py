@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from varla.experiments.claims import MISSING, NOT_REPRODUCED, REPRODUCED, Claim, Figure, Finding, Item, Judge, Table
-from varla.experiments.protocol import MECHANISMS, at_least, curves, made, paper_run, sample, within
+from varla.experiments.protocol import MECHANISMS, at_least, curves, made, paper_run, protocol, sample, within
 from varla.experiments.records import Results
 from varla.experiments.runs import Preset, Train
 
@@ -42,7 +42,7 @@ def judge_loss(results: Results, preset: Preset) -> Finding:
     if right is None or len(last) < len(found):
         return MISSING
     mean = sum(last) / len(last)
-    note = f"training loss at the last step; accuracy is {right.mean:.3f}"
+    note = protocol(preset, f"training loss at the last step; accuracy is {right.mean:.3f}")
     verdict = REPRODUCED if 0.4 <= mean <= 1.0 and right.mean >= 0.99 else NOT_REPRODUCED
     return Finding(verdict, mean, min(last), max(last), len(last), note)
 

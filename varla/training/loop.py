@@ -135,6 +135,8 @@ class _Trainer:
                         self.progress.step(step + 1, entry)
                     last = step + 1 == self.config.train.steps
                     stopping = self._agree(stop.wanted)
+                    if stopping:
+                        update.check()  # what has diverged is not to be gone on from
                     if (step + 1) % self.config.train.checkpoint_every == 0 or last or stopping:
                         self._save(step + 1)
                     if stopping and not last:
@@ -221,7 +223,8 @@ class _Trainer:
         else:
             self.busy += time.perf_counter() - started
         if evaluating:
-            entry.update(evaluate(self.model, self.config, self.device))
+            with self.accelerator.autocast():
+                entry.update(evaluate(self.model, self.config, self.device))
         self.seconds += time.perf_counter() - started
         return {"step": step + 1, **entry} if entry else None
 

@@ -176,9 +176,11 @@ def run(
                         del active[worker]
                 watch(jobs)
         finally:
-            _stop(active)
-            for worker in crew:
-                worker.dismiss()
+            try:
+                _stop(active)
+            finally:
+                for worker in crew:
+                    worker.dismiss()
             watch(jobs)
     if stop.wanted and any(job.state in (WAITING, INTERRUPTED) for job in jobs):
         done = sum(job.state in (FINISHED, DIVERGED) for job in jobs)

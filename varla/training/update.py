@@ -38,7 +38,7 @@ def adamw(model: nn.Module, t: TrainConfig, device: torch.device, graph: bool) -
     rate = torch.tensor(t.lr, device=device) if graph else t.lr
     return torch.optim.AdamW(
         model.parameters(), lr=rate, betas=(t.beta1, t.beta2), eps=t.adam_eps, weight_decay=t.weight_decay,
-        fused=True if graph else None,
+        fused=True if graph else None, capturable=graph,
     )  # fmt: skip
 
 
@@ -75,6 +75,9 @@ class Eager:
         self.optimizer.zero_grad(set_to_none=True)
         return Update(loss.detach(), norm, *score(logits, labels))
 
+    def check(self) -> None:
+        """Every step has looked for itself."""
+
     def _blame(self, loss: Tensor, step: int) -> str:
         """What is not finite: the loss, and the gradients of which parameters."""
         model = self.accelerator.unwrap_model(self.model)
@@ -108,10 +111,18 @@ class InGraph:
         for group in self.optimizer.param_groups:
             group["lr"].fill_(learning_rate(step, self.train))
         self.step.fill_(step + 1)
-        update = Update(*self.graphed())
-        if look and (bad := int(self.bad)):
-            raise Diverged(f"diverged at step {bad}: the loss or a gradient is not finite")
+        try:
+            update = Update(*self.graphed())
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+            raise Diverged(f"diverged at step {step + 1}: {error}") from error
+        if look:
+            self.check()
         return update
+
+    def check(self) -> None:
+        """Raise Diverged if any step so far was not finite."""
+        if bad := int(self.bad):
+            raise Diverged(f"diverged at step {bad}: the loss or a gradient is not finite")
 
     def _body(self) -> tuple[Tensor, ...]:
         self.optimizer.zero_grad(set_to_none=True)

@@ -43,17 +43,24 @@ class Worker:
         except OSError as error:
             raise RunError(f"{log.parent} cannot be written to: {error.strerror or error}") from error
         order = {"config": config.to_dict(), "folder": str(folder), "log": str(log), "resume": resume}
+        line = json.dumps({**order, "device": self.device}).encode() + b"\n"
+        try:
+            self._send(line)
+        except BrokenPipeError:  # it died with nothing to do
+            self.dismiss()
+            self._send(line)
+
+    def _send(self, line: bytes) -> None:
         process = self._process()
         assert process.stdin is not None  # it was opened as a pipe
-        process.stdin.write(json.dumps({**order, "device": self.device}).encode() + b"\n")
+        process.stdin.write(line)
         process.stdin.flush()
 
     def ended(self) -> int | None:
         """The exit code of the run it was given, None while it goes on. Negative: the process was killed."""
-        try:
+        died = self.process is not None and self.process.poll() is not None  # before reading: the last word counts
+        with contextlib.suppress(BlockingIOError):
             self.unread += os.read(self.replies, 64)
-        except BlockingIOError:
-            return None
         line, newline, self.unread = self.unread.partition(b"\n")
         if newline:
             code = int(line)
@@ -61,7 +68,7 @@ class Worker:
                 self.dismiss()
             return code
         self.unread = line
-        if self.process is None or self.process.poll() is None:
+        if self.process is None or not died:
             return None
         code = self.process.returncode
         self.dismiss()

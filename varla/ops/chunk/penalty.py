@@ -42,7 +42,9 @@ def factor(U: Tensor, A0: Tensor, drift: Tensor | None, eye: Tensor) -> Factor:
     W = torch.bmm(U, A0) if drift is None else torch.baddbmm(drift, U, A0)
     gram = torch.baddbmm(eye, U, W.mT)
     L, info = torch.linalg.cholesky_ex(gram)
-    if info.any():
+    if U.is_cuda and torch.cuda.is_current_stream_capturing():  # nobody can look now: NaN shows it
+        L = L.masked_fill((info != 0)[:, None, None], torch.nan)
+    elif info.any():
         _refuse_indefinite(gram, info)
     return Factor(W, L, solve_lower(L, W))
 

@@ -10,10 +10,19 @@ from torch import Tensor
 
 from varla.ops.chunk.plan import Block, Plan, Segment
 
+_captured: list[Tensor] = []
 
-@lru_cache(maxsize=256)
+
 def table(values: tuple[int, ...], device: torch.device) -> Tensor:
     """Numbers as a tensor [len(values)] int64, kept: a step that runs again, or in a CUDA graph, copies nothing."""
+    found = _table(values, device)
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        _captured.append(found)  # the graph holds its address
+    return found
+
+
+@lru_cache(maxsize=256)
+def _table(values: tuple[int, ...], device: torch.device) -> Tensor:
     with torch.inference_mode(False):  # it outlives the call
         return torch.tensor(values, dtype=torch.long, device=device)
 

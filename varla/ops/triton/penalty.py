@@ -307,6 +307,8 @@ def gradient_scan(Zs, Ys, PP, PK, final, initial, whole, H, D, BD: tl.constexpr,
         P = rows(PP, here, more, head, H, d, D, STEP, True) * 0.5
         K = rows(PK, here, more, head, H, d, D, STEP, True)
         X = dot(Lam, Z, LEFT)
+        if BD == 16:  # a tile that a single warp could hold, and pass on without a barrier
+            tl.debug_barrier()
         store_rows(PK, X, here, more, head, H, d, D, STEP, True)
         X -= 0.5 * dot(Y, dot(tl.trans(Z), X, DOT), DOT)
         Lam = dot(P, tl.trans(K), DOT, Lam)
@@ -371,6 +373,8 @@ def direction_walk(
         y, inverse = unit(rows(u, here, more, head, H, d, D, STEP, True), True)
         dU = dot(A, rows(X, here, more, head, H, d, D, STEP, True), DOT)
         dU += rows(rest, here, more, head, H, d, D, STEP, True)
+        if BD == 16:
+            tl.debug_barrier()
         store_rows(du, unit_backward(dU * scale, y, inverse, True), here, more, head, H, d, D, STEP, True)
         total = beat(position + begin, more, left, period, eta)[2]
         A = updated(A, rows(Zs, here, more, head, H, d, D, STEP, True), total, eye, True, WALK)

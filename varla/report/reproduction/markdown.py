@@ -20,7 +20,7 @@ BEGIN, END = "<!-- reproduction: begin -->", "<!-- reproduction: end -->"
 # The README's rows: ids of claims, or patterns that stand for the first claim that fits. Others are left out.
 HEADLINES = (
     "P7-vla-24",
-    "P7-vla-32",
+    "P9-overload-vla-32",
     "P8-vla-512",
     "P11-fixed-linear",
     "P12-ratio",
