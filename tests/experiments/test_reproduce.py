@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+import torch
 
 from tests.cli.cases import varla
 from varla.experiments import items, protocol, records, runner
@@ -85,6 +86,20 @@ def test_what_is_recorded_is_not_measured_again(tmp_path):
     assert CALLS == [3, 4]
     assert (first.before, first.made, again.before, again.made) == (0, 1, 1, 1)
     assert judge(records.load(tmp_path / "reports", "quick"), QUICK).ours == 9
+
+
+def threads():
+    return torch.get_num_threads()
+
+
+def test_what_is_not_timed_does_not_depend_on_the_number_of_cores(tmp_path):
+    torch.set_num_threads(2)
+    alone, beside = (Measure(f"{__name__}:threads", {}), Measure(f"{__name__}:threads", timed=True))
+    try:
+        assert work(tmp_path / "a", item(alone)).results.value(alone) == 1
+        assert work(tmp_path / "b", item(beside)).results.value(beside) == 2
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_two_items_share_a_run(tmp_path):
