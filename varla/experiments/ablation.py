@@ -65,6 +65,8 @@ def judge_fixed(results: Results, preset: Preset) -> Finding:
     if not found:
         return MISSING
     gap, _, fixed, _ = max(found, key=lambda each: each[0])
+    if gap <= 0.1 and len(found) < len(PAIRS):
+        return MISSING  # one counter-example is enough; that there is none takes all
     note = "; ".join(f"n = {n}: A fixed {x.mean:.3f}, linear {y.mean:.3f}" for _, n, x, y in found)
     note = protocol(preset, f"both with the output norm; {note}")
     return fixed.finding(FALSE if gap > 0.1 else REPRODUCED, note)
@@ -80,6 +82,8 @@ def judge_needed(results: Results, preset: Preset) -> Finding:
     if not found:
         return MISSING
     gap = max(each[0] for each in found)
+    if gap <= 0.1 and len(found) < len(PAIRS):
+        return MISSING
     note = "; ".join(f"n = {n}: full {x.mean:.3f}, A fixed {y.mean:.3f}" for _, n, x, y in found)
     return Finding(REPRODUCED if gap > 0.1 else NOT_REPRODUCED, gap, count=len(preset.seeds), note=note)
 
