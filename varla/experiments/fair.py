@@ -24,7 +24,7 @@ CONTENDERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "softmax": ("softmax", {}),
     "linear": ("linear", {}),
     "deltanet": ("deltanet", {}),
-    "deltanet-paper": ("deltanet-paper", {"gate": "channel"}),
+    "deltanet-paper": ("deltanet-paper", {}),  # with the scalar gate of the paper's text
     "vla": ("vla", {}),
     "vla, A fixed": ("vla", {"update_penalty": False}),
 }
