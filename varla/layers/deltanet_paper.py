@@ -17,6 +17,7 @@ from varla.ops.arguments import check_choice
 from varla.ops.features import feature
 
 GATES = ("scalar", "channel")
+LOOP = 128  # tokens, up to which a gate per channel is computed one by one
 
 
 class PaperDeltaNet(Layer):
@@ -43,9 +44,16 @@ class PaperDeltaNet(Layer):
             q, k = (x.repeat_interleave(self.value_dim, 2) for x in (q, k))
             v = v.reshape(*v.shape[:2], self.n_heads * self.value_dim, 1)
         o, state = decayed_delta_rule(
-            q, k, v, logsigmoid(self.gate(x)), initial_state=memory, return_state=True, cu_seqlens=cu_seqlens
-        )
+            q, k, v, logsigmoid(self.gate(x)), initial_state=memory, return_state=True, cu_seqlens=cu_seqlens,
+            **self._form(x.shape[1]),
+        )  # fmt: skip
         return o.reshape(shape), state
+
+    def _form(self, T: int) -> dict[str, Any]:
+        """How it is computed. With one value to a head a chunk's matrices are larger than S, and a loop is faster."""
+        if not self.per_channel:
+            return {}
+        return {"backend": "reference"} if T <= LOOP else {"chunk_size": 16}
 
     def readings(self, memory: State, k: Tensor) -> dict[str, Tensor]:
         """The norm of S of each head, whose rows may be kept as heads of their own."""
