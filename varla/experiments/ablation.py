@@ -6,7 +6,7 @@ from typing import Any
 
 from varla.experiments import capacity, overload
 from varla.experiments.claims import FALSE, MISSING, NOT_REPRODUCED, REPRODUCED, Claim, Finding, Item, Judge, Table
-from varla.experiments.protocol import made, paper_run, protocol, sample, within
+from varla.experiments.protocol import conditions_of, made, paper_run, protocol, sample, within
 from varla.experiments.records import Results
 from varla.experiments.runs import Preset, Train
 from varla.outcomes import DIVERGED
@@ -113,7 +113,7 @@ def _row(name: str, n: int, paper: float) -> Claim:
         says=f"{name}: accuracy {paper:g} at n = {n}",
         paper=paper,
         rule="mean over seeds within 0.03 of the paper's after 1000 steps",
-        judge=within(partial(overload.seeds, mechanism=name, n=n), paper, 0.03),
+        judge=within(partial(overload.seeds, mechanism=name, n=n), paper, 0.03, conditions=conditions_of(name)),
     )
 
 
@@ -127,7 +127,7 @@ CLAIMS = [
             says=f"with A fixed at 10 I, accuracy is about {paper:g} at n = {n} after 1000 steps",
             paper=paper,
             rule="mean over seeds within 0.03 of the paper's",
-            judge=within(partial(seeds, n=n, layer=FIXED, steps=SHORT), paper, 0.03),
+            judge=within(partial(seeds, n=n, layer=FIXED, steps=SHORT), paper, 0.03, conditions=conditions_of("vla")),
         )
         for n, paper in ((16, 0.091), (48, 0.043))
     ),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from varla.experiments.claims import Claim, Figure, Item
-from varla.experiments.protocol import MECHANISMS, by_x, made, paper_run, within
+from varla.experiments.protocol import MECHANISMS, by_x, conditions_of, made, paper_run, within
 from varla.experiments.records import Results
 from varla.experiments.runs import Preset, Train
 
@@ -42,7 +42,7 @@ ITEM = Item(
             says=f"{mechanism} answers with accuracy {paper:g} at T = {T}, n = 8",
             paper=paper,
             rule="mean over seeds within 0.03 of the paper's",
-            judge=within(partial(seeds, mechanism=mechanism, T=T), paper, 0.03),
+            judge=within(partial(seeds, mechanism=mechanism, T=T), paper, 0.03, conditions=conditions_of(mechanism)),
         )
         for mechanism, paper in PAPER.items()
         for T in LENGTHS

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from varla.experiments.claims import MISSING, NOT_REPRODUCED, REPRODUCED, Claim, Figure, Finding, Item, Judge
-from varla.experiments.protocol import MECHANISMS, by_x, made, paper_run, sample, within
+from varla.experiments.protocol import MECHANISMS, by_x, conditions_of, made, paper_run, sample, within
 from varla.experiments.records import Results
 from varla.experiments.runs import Preset, Train
 
@@ -66,7 +66,11 @@ def claims() -> list[Claim]:
                         paper=paper,
                         rule="mean over seeds within 0.1 of the paper's; within 0.03 below 0.2",
                         judge=within(
-                            partial(seeds, mechanism=mechanism, n=n), paper, 0.03 if paper < 0.2 else 0.1, name
+                            partial(seeds, mechanism=mechanism, n=n),
+                            paper,
+                            0.03 if paper < 0.2 else 0.1,
+                            name,
+                            conditions_of(mechanism),
                         ),
                     )
                 )

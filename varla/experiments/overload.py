@@ -5,7 +5,7 @@ from functools import partial
 
 from varla.experiments import capacity, training_log
 from varla.experiments.claims import MISSING, NOT_REPRODUCED, REPRODUCED, Claim, Figure, Finding, Item, Judge
-from varla.experiments.protocol import MECHANISMS, by_x, made, paper_run, sample, within
+from varla.experiments.protocol import MECHANISMS, by_x, conditions_of, made, paper_run, sample, within
 from varla.experiments.records import Results
 from varla.experiments.runs import Preset, Train
 
@@ -61,7 +61,9 @@ CLAIMS = [
             says=f"{mechanism} recalls n = {n} pairs with accuracy {paper:g} after {STEPS} steps",
             paper=paper,
             rule=f"mean over seeds within {margin(paper):.2g} of the paper's",
-            judge=within(partial(seeds, mechanism=mechanism, n=n), paper, margin(paper)),
+            judge=within(
+                partial(seeds, mechanism=mechanism, n=n), paper, margin(paper), conditions=conditions_of(mechanism)
+            ),
         )
         for mechanism, values in PAPER.items()
         for n, paper in values.items()

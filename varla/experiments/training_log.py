@@ -4,7 +4,17 @@ from collections.abc import Sequence
 from functools import partial
 
 from varla.experiments.claims import MISSING, NOT_REPRODUCED, REPRODUCED, Claim, Figure, Finding, Item, Judge, Table
-from varla.experiments.protocol import MECHANISMS, at_least, curves, made, paper_run, protocol, sample, within
+from varla.experiments.protocol import (
+    MECHANISMS,
+    at_least,
+    conditions_of,
+    curves,
+    made,
+    paper_run,
+    protocol,
+    sample,
+    within,
+)
 from varla.experiments.records import Results
 from varla.experiments.runs import Preset, Train
 
@@ -67,7 +77,7 @@ def judge_jump(results: Results, preset: Preset) -> Finding:
 
 
 def _final(n: int) -> Judge:
-    return at_least(partial(seeds, mechanism="vla", n=n), 0.99, note="with the output norm that the text leaves out")
+    return at_least(partial(seeds, mechanism="vla", n=n), 0.99, conditions=conditions_of("vla"))
 
 
 CLAIMS = [
@@ -105,7 +115,7 @@ CLAIMS = [
             says=f"{mechanism} has accuracy {paper:g} over three seeds after {STEPS} steps",
             paper=paper,
             rule="mean over seeds within 0.03 of the paper's",
-            judge=within(partial(seeds, mechanism=mechanism, n=24), paper, 0.03),
+            judge=within(partial(seeds, mechanism=mechanism, n=24), paper, 0.03, conditions=conditions_of(mechanism)),
         )
         for mechanism, paper in PAPER_SEEDS.items()
     ),
