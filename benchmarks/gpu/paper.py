@@ -23,6 +23,7 @@ def run(found: Found, options: Options) -> None:
 def loop(found: Found, options: Options) -> None:
     B, T, heads, D = 1, 256 if options.quick else 4096, 4, 32
     title = f"float32, B={B} T={T} H={heads} D={D}: the kernels against the reference loop, which runs once"
+    sequential = sequential_kernel(found)
     for form, period in forms.VARLA.items():
         x = forms.work(form, B, T, heads, D, torch.float32)
         slow = forms.Work(partial(varla.vla, refresh_every=period, backend="reference"), x.tensors, x.grad)
@@ -32,6 +33,10 @@ def loop(found: Found, options: Options) -> None:
             ms, loop_ms = timing.timed(ours, options.repeats).ms, timing.once(theirs)
             found.add(title, form=form, **{"pass": name, "loop ms": loop_ms, "triton ms": ms, "speed-up": loop_ms / ms})
             found.goal(f"speed-up over the loop, {form}, {name}", loop_ms / ms, least=300)
+            if name == "forward" and sequential is not None:
+                ms = timing.timed(sequential(x.tensors, period), options.repeats).ms
+                row = {"pass": name, "loop ms": loop_ms, "triton ms": ms, "speed-up": loop_ms / ms}
+                found.add(title, form=f"sequential, {form}", **row)
 
 
 def crossings(found: Found, options: Options) -> None:

@@ -29,5 +29,8 @@ def test_the_loop_is_held_against_the_kernels(fake, monkeypatch):
     found = Found()
     paper.loop(found, Options(quick=True))
     (rows,) = found.tables.values()
-    assert [row["speed-up"] for row in rows] == [299.5] * 4
+    assert [row["speed-up"] for row in rows] == [299.5] * 6
+    assert [row["form"] for row in rows if row["form"].startswith("sequential")] == [
+        f"sequential, {x}" for x in forms.VARLA
+    ]
     assert not any(goal["met"] for goal in found.goals)

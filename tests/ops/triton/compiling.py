@@ -16,7 +16,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from varla.ops.chunk.op import encode
 from varla.ops.settings import VLASettings
+from varla.ops.state import VLAState
+from varla.ops.triton import decode, sequential
 from varla.ops.triton.configuration import Inputs, Precision, Shape, State
 from varla.ops.triton.op import _kept
 from varla.ops.triton.pipeline import Pipeline
@@ -75,7 +78,7 @@ def report_launches(arch: int) -> None:
 
 def main(arch: int, dtype: torch.dtype, D: int, refresh: int | None) -> None:
     report_launches(arch)
-    H, T = 2, 600
+    H, T = 2, 1100  # few heads and many spans: with refresh, too, they are walked at once
     settings = VLASettings(0.1, refresh, 1e-3, 1e-4, "unit", "elu1", D**-0.5, True, True, True)
     x = Inputs(*(torch.randn(T, H, D).to(dtype) for _ in range(4)))
     precision = Precision.of(dtype, interpreted=False)
@@ -85,6 +88,9 @@ def main(arch: int, dtype: torch.dtype, D: int, refresh: int | None) -> None:
     kept = _kept([y[None] for y in x], 1, False)
     o, S, A, z = pipeline.forward(x, state, kept)
     pipeline.backward(x, state, kept, A, o, S, A, z)
+    sequential.cannot_launch = lambda *_, **__: None  # type: ignore[attr-defined]
+    sequential.vla_sequential(*(y[None] for y in x), VLAState.of(state), settings)
+    decode.decode_(*(y[:1] for y in x), *state, encode(settings))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ class Shape:
     narrow: tuple[int, int]  # in a tile of the scans, whose rows are independent: where heads are few, and where many
     warps: int  # where a D x D tile, or several of tokens, is in registers
     finishing: int  # warps of what ends a backward
-    block: int  # tokens at once where the gradient of A^-1 is summed
     half: bool  # buffers are bfloat16
     stages: int  # of loads under way, bounded by shared memory
     scanning: int  # the same, of the scans
@@ -48,7 +47,6 @@ class Shape:
             narrow=(16, BV if half and BD == 128 else min(BV, 32)),
             warps=8 if BD == 128 else 4,
             finishing=4 if hopper or BD < 128 else 8,
-            block=(64 if half and BD < 128 else 32) if hopper else (32 if BD < 128 else 16),
             half=half,
             stages=2 if half else 1,
             scanning=3 if half else 1,
