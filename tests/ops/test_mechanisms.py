@@ -6,6 +6,7 @@ import torch
 import varla
 from tests.ops.cases import LENGTHS, assert_same, error, randn, with_gradients
 from varla.ops.chunk import plan
+from varla.ops.decayed_delta_rule import LOOP
 
 B, H, D, DV = 2, 2, 5, 4
 FEATURES = [{"feature_map": "elu1"}, {"feature_map": "identity"}]
@@ -33,6 +34,14 @@ def decayed_case(T, rows=B, batch=B):
     return varla.decayed_delta_rule, inputs, varla.DeltaRuleState(randn(rows, H, DV, D, seed=7), torch.arange(rows))
 
 
+def channel_case(T, rows=B, batch=B):
+    """The same with a gate for every value channel."""
+    operator, inputs, state = decayed_case(T, rows, batch)
+    gate = 3 * randn(batch, T, H, DV, seed=5)
+    gate[:, 4::9, :, 1] -= 40
+    return operator, [*inputs[:3], torch.nn.functional.logsigmoid(gate)], state
+
+
 LINEAR = [{}, {"normalizer": False}, {"eps": 2.0}]
 DELTA = [{}, {"normalize_query": False}, {"normalize_key": False, "scale": 1.0}, {"scale": 0.3}]
 CASES = [(linear_case, options) for options in LINEAR] + [(delta_case, options) for options in DELTA]
@@ -52,9 +61,10 @@ def test_chunk_equals_the_reference(T, case, options, features):
         assert_same(got, wanted, tolerance=1e-12)
 
 
+@pytest.mark.parametrize("case", [decayed_case, channel_case])
 @pytest.mark.parametrize("T", LENGTHS)
-def test_decayed_chunk_equals_the_reference(T):
-    operator, inputs, state = decayed_case(T)
+def test_decayed_chunk_equals_the_reference(T, case):
+    operator, inputs, state = case(T)
     for options in ({}, {"normalize_key": False}):
         inputs[1] = inputs[1] / 4 if options else inputs[1]
         wanted = with_gradients(operator, inputs, state, backend="reference", **options)
@@ -74,8 +84,32 @@ def test_a_gate_that_shuts_completely_costs_no_precision(shut):
     assert error(got, wanted) <= 1e-5
 
 
+def test_equal_gates_of_all_channels_are_one_gate():
+    operator, inputs, state = decayed_case(40)
+    wanted = with_gradients(operator, inputs, state, backend="reference")
+    spread = inputs[3][..., None].expand(*inputs[3].shape, DV)
+    for backend in ("reference", "chunk"):
+        got = with_gradients(operator, [*inputs[:3], spread], state, backend=backend)
+        got["d 3"] = got["d 3"].sum(-1)
+        assert_same(got, wanted)
+
+
+@pytest.mark.parametrize(("T", "form"), [(LOOP, "reference"), (LOOP + 1, "chunk")])
+def test_what_auto_takes_for_a_gate_per_channel(T, form):
+    operator, inputs, state = channel_case(T)
+    got, wanted = (operator(*inputs, initial_state=state, backend=backend) for backend in ("auto", form))
+    assert torch.equal(got, wanted)
+
+
+def test_a_state_that_does_not_fit_a_gate_per_channel_is_named_by_its_own_shape():
+    operator, inputs, _ = channel_case(4)
+    wrong = varla.DeltaRuleState(randn(B, H, DV + 1, D, seed=7), torch.arange(B))
+    with pytest.raises(ValueError, match=r"initial_state.S must have shape \[B, H, Dv, D\] = \[2, 2, 4, 5\]"):
+        operator(*inputs, initial_state=wrong, backend="chunk")
+
+
 @pytest.mark.parametrize("budget", [1, 40, 4096])
-@pytest.mark.parametrize("case", [linear_case, delta_case, decayed_case])
+@pytest.mark.parametrize("case", [linear_case, delta_case, decayed_case, channel_case])
 def test_packed_equals_the_reference(monkeypatch, case, budget):
     monkeypatch.setattr(plan, "SEGMENT_TOKENS", budget)
     lengths = [20, 0, 41, 1, 67, 3]
@@ -97,6 +131,7 @@ def test_packed_equals_the_reference(monkeypatch, case, budget):
         (linear_case, varla.linear_attention_step),
         (delta_case, varla.delta_rule_step),
         (decayed_case, varla.decayed_delta_rule_step),
+        (channel_case, varla.decayed_delta_rule_step),
     ],
 )
 def test_steps_equal_the_whole(case, step):
@@ -109,7 +144,7 @@ def test_steps_equal_the_whole(case, step):
     assert_same({"o": torch.stack(outputs, 1), **state.tensors()}, {"o": wanted, **final.tensors()})
 
 
-@pytest.mark.parametrize("case", [linear_case, delta_case, decayed_case])
+@pytest.mark.parametrize("case", [linear_case, delta_case, decayed_case, channel_case])
 def test_gradcheck(case):
     operator, inputs, _ = case(9)
     leaves = [x[:1, :, :1].clone().requires_grad_() for x in inputs]

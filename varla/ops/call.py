@@ -1,5 +1,6 @@
 """What all operators share: defaults of state and backend, packing, dispatch. Every call goes through `run`."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
@@ -24,16 +25,20 @@ Loop = Callable[..., tuple[Tensor, Any]]
 
 @dataclass(frozen=True)
 class Mechanism(Generic[StateT]):
-    """An operator's parts: state, loops by backend, how a state begins if not as zeros, and whether it has kernels.
+    """An operator's parts: state, loops by backend, how a state begins if not as zeros, and its kernels if it has any.
 
     A loop takes (*inputs [B, T, H, *], state, settings), all in the state's precision, and returns (outputs, state).
+    `kernels` imports Triton and returns an operator like `chunk`, without its chunk size; `kernel_tokens` is up to
+    how many tokens "auto" takes it; `decodes` says that there is a kernel for one token as well.
     """
 
     name: str
     state: type[StateT]
     loops: Mapping[str, Loop]
     initial: Callable[..., StateT] | None = None
-    kernels: bool = False
+    kernels: Callable[[], Callable[..., list[Tensor]]] | None = None
+    kernel_tokens: float = math.inf
+    decodes: bool = False
 
 
 def run(
@@ -57,7 +62,8 @@ def run(
 
     if form in ("chunk", "triton"):
         size = chunk_size if chunk_size is not None else default_chunk_size(sizes["D"])
-        o, state = _run_operator(form, inputs, state, settings, cu_seqlens, size)
+        kernels = mechanism.kernels if form == "triton" else None
+        o, state = _run_operator(kernels, inputs, state, settings, cu_seqlens, size)
     else:
         with torch.autocast(device.type, enabled=False):
             o, state = _run_loop(mechanism.loops[form], inputs, state, settings, cu_seqlens)
@@ -107,11 +113,12 @@ def choose(
     check_choice("backend", backend, ("auto", *allowed))
     check_count("chunk_size", chunk_size, none_means="chosen by shape")
     if backend == "auto":
-        if like.is_cuda and mechanism.kernels and chunk_size is None and cannot_launch(sizes, like, "chunk") is None:
+        wanted = mechanism.kernels is not None and sizes["T"] <= mechanism.kernel_tokens and chunk_size is None
+        if like.is_cuda and wanted and cannot_launch(sizes, like, "chunk") is None:
             return "triton"
         backend = "reference" if chunk_size is None and sizes["T"] < SHORT else "chunk"
     elif backend != "chunk" and chunk_size is not None:
-        why = "has chunks of 64 tokens" if backend == "triton" else "has no chunks"
+        why = "has its own" if backend == "triton" else "has no chunks"
         raise ValueError(f"chunk_size is for backend='chunk' (or 'auto'); backend={backend!r} {why}")
     reason = cannot_launch(sizes, like, "chunk") if backend == "triton" else backends()[backend].reason
     if reason is not None:
@@ -123,8 +130,8 @@ def choose_step(
     mechanism: Mechanism[StateT], backend: str, sizes: Mapping[str, int], inputs: Sequence[Tensor], state: StateT
 ) -> str:
     """The form to run one token in: "reference" or "triton". "auto" is the kernel, on a GPU and where it can run."""
-    check_choice("backend", backend, ("auto", "reference", *(("triton",) if mechanism.kernels else ())))
-    if backend == "reference" or (backend == "auto" and not (mechanism.kernels and inputs[0].is_cuda)):
+    check_choice("backend", backend, ("auto", "reference", *(("triton",) if mechanism.decodes else ())))
+    if backend == "reference" or (backend == "auto" and not (mechanism.decodes and inputs[0].is_cuda)):
         return "reference"
     reason = cannot_launch(sizes, inputs[0], "reference")
     if reason is None and _differentiated((*inputs, *state.tensors().values())):
@@ -167,19 +174,23 @@ def _differentiated(tensors: Sequence[Tensor]) -> bool:
 
 
 def _run_operator(
-    form: str, inputs: Sequence[Tensor], state: StateT, settings: Settings, cu_seqlens: Tensor | None, chunk_size: int
+    kernels: Callable[[], Callable[..., list[Tensor]]] | None,
+    inputs: Sequence[Tensor],
+    state: StateT,
+    settings: Settings,
+    cu_seqlens: Tensor | None,
+    chunk_size: int,
 ) -> tuple[Tensor, StateT]:
     *memory, t = state.tensors().values()
+    form = "chunk" if kernels is None else "triton"
     if any(forward_ad.unpack_dual(x).tangent is not None for x in (*inputs, *memory)):  # type: ignore[no-untyped-call]
         # torch would take the operator for a constant, and its derivative for zero.
         raise RuntimeError(f"forward-mode derivatives are not supported by backend={form!r}; use backend='reference'")
     keep = torch.is_grad_enabled() and any(x.requires_grad for x in (*inputs, *memory))
-    if form == "chunk":
+    if kernels is None:
         outputs = chunk(list(inputs), memory, t, cu_seqlens, encode(settings), chunk_size, keep)
     else:
-        from varla.ops.triton import vla_triton
-
-        outputs = vla_triton(list(inputs), memory, t, cu_seqlens, encode(settings), keep)
+        outputs = kernels()(list(inputs), memory, t, cu_seqlens, encode(settings), keep)
     t = t + (inputs[0].shape[1] if cu_seqlens is None else cu_seqlens.diff().to(t))
     return outputs[0], state.of((*outputs[1 : 1 + len(memory)], t))
 

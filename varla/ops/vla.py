@@ -1,6 +1,6 @@
 """`varla.vla` and `varla.vla_step`: the public operator."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -148,4 +148,11 @@ def _initial(sizes: Mapping[str, int], settings: VLASettings, dtype: torch.dtype
     return state
 
 
-_VLA = Mechanism("vla", VLAState, {"reference": reference.vla_reference, "scan": scan.vla_scan}, _initial, kernels=True)
+def _kernels() -> Callable[..., list[Tensor]]:
+    from varla.ops.triton import vla_triton
+
+    return vla_triton  # type: ignore[no-any-return]
+
+
+_LOOPS = {"reference": reference.vla_reference, "scan": scan.vla_scan}
+_VLA = Mechanism("vla", VLAState, _LOOPS, _initial, _kernels, decodes=True)

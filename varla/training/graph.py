@@ -1,5 +1,6 @@
 """A training step as one CUDA graph: small models spend most of a step launching kernels, and a graph launches once."""
 
+import gc
 from collections.abc import Callable
 
 import torch
@@ -28,13 +29,24 @@ class Graphed:
             self._warm()
         else:
             if self.graph is None:
-                self.graph = torch.cuda.CUDAGraph()
-                self.graph.register_generator_state(self.generator)
-                with torch.cuda.graph(self.graph):
-                    self.found = self.body()
+                self.graph = self._captured()
             self.graph.replay()
         self.calls += 1
         return self.found
+
+    def _captured(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self.generator)
+        gc.collect()  # a graph of an earlier run, freed during the capture, would spoil it
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            with torch.cuda.graph(graph):
+                self.found = self.body()
+        finally:
+            if collecting:
+                gc.enable()
+        return graph
 
     def _warm(self) -> None:
         """A step like any other, on a stream of its own, as capturing wants it."""

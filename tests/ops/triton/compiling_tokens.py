@@ -9,9 +9,10 @@ import sys
 import torch
 
 from tests.ops.triton.compiling import report_launches
-from varla.ops.settings import VLASettings
+from varla.ops.chunk import encode
+from varla.ops.settings import DecayedDeltaRuleSettings, VLASettings
 from varla.ops.state import VLAState
-from varla.ops.triton import decode, sequential
+from varla.ops.triton import decayed, decode, sequential
 
 
 def main(arch: int, dtype: torch.dtype, D: int, DV: int, refresh: int | None, gain: str) -> None:
@@ -24,6 +25,10 @@ def main(arch: int, dtype: torch.dtype, D: int, DV: int, refresh: int | None, ga
     q, k, v, u = (torch.randn(B, T, H, d).to(dtype) for d in (D, D, DV, D))
     decode.vla_decode_(*(x[:, 0] for x in (q, k, v, u)), state, settings)
     sequential.vla_sequential(q, k, v, u, state, settings)
+    S, t = state.S.requires_grad_(), state.t
+    inputs = [x.requires_grad_() for x in (q, k, v, torch.zeros_like(v))]
+    o, *_ = decayed.decayed_triton(inputs, [S], t, None, encode(DecayedDeltaRuleSettings(True)), True)
+    o.sum().backward()
 
 
 if __name__ == "__main__":
