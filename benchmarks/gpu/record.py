@@ -1,7 +1,6 @@
 """What a section is told, what it finds, and how that is shown and kept."""
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,7 +72,7 @@ def save(name: str, found: Found, order: Sequence[str]) -> None:
     """Put a section into gpu.json beside those already there, all of them in `order`."""
     path = measure.RESULTS / "gpu.json"
     before: Row = json.loads(path.read_text())["sections"] if path.exists() else {}
-    machine = {**environment.describe(), "commit": os.environ.get("VARLA_COMMIT") or environment.commit()}
+    machine = environment.describe()
     now = {key: machine[key] for key in ("date", "commit", "gpus", "torch")}
     sections = {**before, name: {**now, **found.to_dict()}}
     measure.write("gpu", {"machine": machine, "sections": {key: sections[key] for key in order if key in sections}})
