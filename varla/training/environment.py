@@ -44,7 +44,10 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The commit of the source tree, marked "-dirty" if it has changes. VARLA_COMMIT, where set, names it; else None outside a checkout."""
+    """The commit of the source tree, marked "-dirty" if it has changes; None outside a checkout.
+
+    VARLA_COMMIT, where set, names it instead.
+    """
     if named := os.environ.get("VARLA_COMMIT"):
         return named
     head = _git("rev-parse", "HEAD")
