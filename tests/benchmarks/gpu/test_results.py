@@ -57,6 +57,25 @@ def test_memory_and_the_papers_claims():
     assert f"from {words[2]} and {words[3]}" in RESULTS
 
 
+def test_the_loop_and_the_sequential_kernel():
+    over = {row["form"]: row for row in rows("paper", "float32") if row["pass"] == "forward"}
+    loops = [over[form]["loop ms"] / 1000 for form in FORMS[:2]]
+    assert f"the loop takes {loops[0]:.1f} and {loops[1]:.1f} s forward" in RESULTS
+    names = [f"sequential, {form}" for form in FORMS[:2]]
+    times = [f"{over[name]['speed-up']:.0f}x" for name in names]
+    assert f"{times[0]} without refresh, {times[1]} with refresh 20" in RESULTS
+    took = [f"{over[name]['triton ms']:.1f}" for name in names]
+    assert f"it takes {took[0]} and {took[1]} ms" in RESULTS
+    by_length = {row["T"]: row for row in rows("paper", "forward ms")}
+    token = [1000 * row[name] / T for T, row in by_length.items() for name in names]
+    assert f"{min(token):.1f} to {max(token):.1f} us a token, {by_length[4096][names[0]]:.0f} ms at T=4096" in RESULTS
+    notes = SECTIONS["paper"]["notes"]
+    assert all(f"{name} passes {kind} at - tokens" in notes for name in names for kind in ("SDPA", "SDPA, flash"))
+    assert f"never passes flash attention, nor PyTorch's own choice, up to T={max(by_length)}" in RESULTS
+    slower = [row[f"sequential, {form}"] > row[form] for row in by_length.values() for form in FORMS[:2]]
+    assert all(slower)
+
+
 def test_growth_decoding_and_cold_starts():
     passes = [f"{form}, {x}" for form in ("no refresh", "refresh 20") for x in ("forward", "both")]
     worst = [f"{goal('linear', f'largest over smallest, varla, {x}'):.2f}" for x in passes]

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
 
 SHARED = {80: 166_912, 90: 232_448}  # bytes a block may have
 
@@ -20,7 +20,32 @@ REFRESHED = {"element_walk", "compose", "gradient_scan", "factor_backward", "dir
 INFORMATION = {"invert", "invert_spans", "sandwich", "outer_sum", "direction_backward"}
 
 
-# Bytes a thread may keep outside its registers, and the kernels that keep more: each is a fault to mend, not a right.
+# What the kernels keep more with an older Triton than `known` below allows: bytes by version, case and kernel.
+OLDER = {
+    "3.6": {
+        (80, "float16", 128, 0): {"forward_walk": 1264, "prepare": 744, "backward_walk": 824},
+        (90, "bfloat16", 128, 20): {"compose": 1648},
+        (90, "float16", 128, 20): {"compose": 1648},
+        (90, "float32", 64, 20): {"unread": 504},
+    },
+    "3.7": {
+        (80, "bfloat16", 64, 20): {"compose": 1368},
+        (90, "bfloat16", 128, 20): {"compose": 1704},
+        (90, "float16", 128, 20): {"compose": 1704},
+        (90, "float32", 64, 20): {"unread": 512},
+    },
+    "3.8": {
+        (80, "bfloat16", 64, 20): {"compose": 1440},
+        (80, "float16", 128, 0): {"prepare": 672},
+        (90, "bfloat16", 128, 20): {"compose": 2008},
+        (90, "float16", 128, 20): {"compose": 2008},
+    },
+}
+INSTALLED = ".".join(triton.__version__.split(".")[:2])
+
+
+# Bytes a thread may keep outside its registers, and the kernels that keep more with Triton 3.9.
+# Each of those is a fault to mend, not a right; so are the older ones.
 @pytest.mark.parametrize(
     ("arch", "dtype", "D", "refresh", "spilled", "known"),
     [
@@ -42,6 +67,7 @@ def test_compiles_and_fits(arch: int, dtype: str, D: int, refresh: int, spilled:
     found = [json.loads(line) for line in done.stdout.splitlines()]
     names = {kernel["kernel"] for kernel in found}
     assert names == EVERY | (REFRESHED if refresh else INFORMATION)
+    known = known | OLDER.get(INSTALLED, {}).get((arch, dtype, D, refresh), {})
     for kernel in found:
         assert kernel["shared"] <= SHARED[arch], kernel
         assert kernel["stack"] <= known.get(kernel["kernel"], spilled), kernel
