@@ -1,6 +1,7 @@
 """State sizes and the cache, by hand; constant factors, by fabricated times."""
 
 import pytest
+import torch
 
 from tests.experiments.fabricate import judged, measures, results
 from varla.experiments import complexity
@@ -70,3 +71,12 @@ def test_times_are_taken_of_all_three():
 
 def test_without_runs_nothing_is_said():
     assert {each.judge(Results(), QUICK).verdict for each in ITEM.claims} == {NOT_RUN}
+
+
+def test_operators_of_a_token_are_counted_without_views():
+    found = complexity.operators(3, 1, 4)
+    assert found == complexity.operators(5, 2, 8)  # of the loop, not of its size
+    assert 0 < found["linear"] < found["deltanet-paper"] < found["vla"]
+    with complexity.Counter() as counter:
+        (torch.ones(3, 3).view(9).unsqueeze(0) + 1).mT
+    assert counter.count == 2  # ones and the sum

@@ -11,6 +11,7 @@ from varla.experiments.claims import CONDITIONAL, NOT_REPRODUCED, NOT_RUN, REPRO
 from varla.experiments.latency import HEADS, ITEM, LARGE, MECHANISMS, crossover
 from varla.experiments.records import Results
 from varla.experiments.runs import FULL, QUICK
+from varla.experiments.timing import FLASH, NO_REFRESH
 
 
 def test_the_crossover_is_where_power_laws_cross():
@@ -115,3 +116,18 @@ def test_times_are_taken_of_all_four():
 
 def test_without_runs_nothing_is_said():
     assert {each.judge(Results(), QUICK).verdict for each in ITEM.claims} == {NOT_RUN}
+
+
+def test_other_forms_are_named_beside_the_crossover():
+    """VLA overtakes at half the length without refresh, and against a kernel that takes twice as long."""
+    times = {T: {"softmax": T * T, "vla": 8000.0 * T} for T in latency.lengths(FULL)}
+    found = [(run, times[T]) for T, run in latency.large(FULL, "bfloat16").items()]
+    found += [(run, {FLASH: 2.0 * T * T, NO_REFRESH: 4000.0 * T}) for T, run in latency.other(FULL).items()]
+    value = {"device": "cuda", "name": "a GPU"}
+    said = latency.by_form(results((run, {**value, "seconds": seconds}) for run, seconds in found), FULL)
+    assert "refresh every 20 tokens against PyTorch's choice of kernel 8000" in said
+    assert "refresh every 20 tokens against the flash kernel 4000" in said
+    assert "no refresh against PyTorch's choice of kernel 4000" in said
+    assert "no refresh against the flash kernel 2000" in said
+    assert not latency.other(QUICK)
+    assert {run.key for run in latency.runs(FULL)} >= {run.key for run in latency.other(FULL).values()}

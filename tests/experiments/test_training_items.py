@@ -94,17 +94,17 @@ def test_training_without_key_normalisation_is_judged_by_its_end():
     assert verdict(ablation.ITEM, "P11-bare-keys-96", trained((runs, 0.9))) == "not reproduced"
 
 
-def chosen(name, rates, task="mqar", n=16, head_dim=32):
+def chosen(name, rates, task="mqar", head_dim=32):
     """(run, accuracy) of every learning rate on the data it is chosen on."""
-    runs = [fair.run(name, task, n, head_dim, rate, fair.CHOOSING) for rate in fair.RATES]
+    runs = [fair.run(name, task, fair.CHOSEN_AT, head_dim, rate, fair.CHOOSING) for rate in fair.RATES]
     return runs, rates
 
 
 def test_the_learning_rate_is_the_best_on_data_that_is_not_reported():
     results = trained(chosen("vla", [0.1, 0.7, 0.9, 0.0]))
-    assert fair.chosen_rate(results, "vla", "mqar", 16, 32) == 3e-3
-    assert fair.chosen_rate(results, "linear", "mqar", 16, 32) is None
-    reported = fair.finals(results, "vla", "mqar", 16, 32)
+    assert fair.chosen_rate(results, "vla", "mqar", 32) == 3e-3
+    assert fair.chosen_rate(results, "linear", "mqar", 32) is None
+    reported = [run for n in fair.PAIRS for run in fair.finals(results, "vla", "mqar", n, 32)]
     assert {run.config.train.lr for run in reported} == {3e-3}
     assert fair.CHOOSING not in {run.config.seed for run in reported}
     assert {run.key for run in fair.then(results, FULL)} == {run.key for run in reported}
@@ -129,7 +129,7 @@ def test_contenders_are_compared_by_their_intervals(vla, deltanet, expected):
 
 
 def test_a_hair_below_is_not_below():
-    tuned = trained(*(chosen(name, [0.1, 0.7, 0.9, 0.0], n=n) for name in ("vla", "deltanet") for n in (16, 32)))
+    tuned = trained(*(chosen(name, [0.1, 0.7, 0.9, 0.0]) for name in ("vla", "deltanet")))
     groups = []
     for n, (ours, theirs) in {16: (0.9999, 1.0), 32: (0.9, 0.1)}.items():
         groups += [
@@ -141,7 +141,53 @@ def test_a_hair_below_is_not_below():
 
 
 def test_rates_that_are_as_good_leave_room_on_both_sides():
-    assert fair.chosen_rate(trained(chosen("vla", [1.0, 1.0, 0.9999, 0.0])), "vla", "mqar", 16, 32) == 1e-3
+    assert fair.chosen_rate(trained(chosen("vla", [1.0, 1.0, 0.9999, 0.0])), "vla", "mqar", 32) == 1e-3
+
+
+def note(item, name, results):
+    return claim(item, name).judge(results, FULL).note
+
+
+def test_what_did_not_come_out_says_what_other_runs_gave():
+    short, quick, long = (
+        overload.seeds(FULL, "vla", 24),
+        overload.fast(FULL, "vla", 24),
+        capacity.seeds(FULL, "vla", 24),
+    )
+    results = trained((short, 0.1), (quick, 0.98), (long, 1.0))
+    said = note(overload.ITEM, "P9-overload-vla-24", results)
+    assert "0.980 with a learning rate of 0.001 instead of 3e-4" in said
+    assert "1.000 after 3000 steps" in said
+    assert "instead of" not in note(overload.ITEM, "P9-overload-vla-24", trained((short, 0.99), (quick, 0.98)))
+    keys = {run.key for run in overload.ITEM.runs(FULL)}
+    assert keys >= {run.key for run in (*quick, *long)}
+
+
+def test_new_keys_with_a_larger_rate_are_named():
+    short, quick = ood.seeds(FULL, "vla", 24), ood.fast(FULL, 24)
+    results = trained((short, (0.2, 0.1)), (quick, (1.0, 0.9)), names=("id", "ood"))
+    assert "0.900 with a learning rate of 0.001" in note(ood.ITEM, "P10-vla-24-ood", results)
+    assert {run.key for run in ood.ITEM.runs(FULL)} >= {run.key for run in quick}
+
+
+def test_the_log_is_held_against_fewer_tokens():
+    runs, fewer = training_log.seeds(FULL, "vla", 8), training_log.fewer(FULL, 8)
+    results = trained((runs, 1.0), (fewer, 1.0))
+    for each, first, last in ((runs, 4.87, 0.1), (fewer, 4.21, 0.5)):
+        for run in each:
+            results.records[run.key]["curves"]["loss"] = [(1, first), (2000, last)]
+    said = note(training_log.ITEM, "P9-log-loss", results)
+    assert "128 tokens begin at 4.87, 67 tokens at 4.21 and end at 0.50" in said
+    assert {run.config.task["vocab_size"] for run in fewer} == {67}
+    assert not training_log.fewer(QUICK, 8)
+
+
+def test_a_number_on_the_way_is_found_on_it():
+    runs = capacity.seeds(FULL, "deltanet-paper", 8)
+    results = trained((runs, 1.0), curve=[(600, 0.1), (1200, 0.5), (1800, 0.9), (3000, 1.0)])
+    assert "0.500 at step 1200 (seeds from 0.500 to 0.500) and 0.900 at step 1800" in note(
+        capacity.ITEM, "P7-deltanet-paper-8", results
+    )
 
 
 def test_every_evaluation_is_kept_where_a_step_is_named():

@@ -50,6 +50,7 @@ def runs(preset: Preset) -> Sequence[Train]:
     bare = [each for size in HEAD_DIMS for each in bare_keys(preset, size)]
     other = [each for x in VARIANTS.values() for n in VARIANT_PAIRS for each in seeds(preset, n, x)]
     rows = [each for name in overload.PAPER for n in (16, 48) for each in overload.seeds(preset, name, n)]
+    rows += overload.fast(preset, "vla", 16)
     full = [each for n in PAIRS for every in (capacity.seeds(preset, "vla", n), linear(preset, n)) for each in every]
     return made([*fixed, *bare, *other, *rows, *full])
 
@@ -113,7 +114,13 @@ def _row(name: str, n: int, paper: float) -> Claim:
         says=f"{name}: accuracy {paper:g} at n = {n}",
         paper=paper,
         rule="mean over seeds within 0.03 of the paper's after 1000 steps",
-        judge=within(partial(overload.seeds, mechanism=name, n=n), paper, 0.03, conditions=conditions_of(name)),
+        judge=within(
+            partial(overload.seeds, mechanism=name, n=n),
+            paper,
+            0.03,
+            conditions=conditions_of(name),
+            why=overload.why(name, n),
+        ),
     )
 
 

@@ -68,6 +68,8 @@ def judge_real(mechanism: str) -> Judge:
             return MISSING
         solved = found.mean >= 0.99
         note = "accuracy after 1500 steps on `copy`, where the next token of the first half is asked for"
+        ran = sample(results, seeds(preset, mechanism, IDENTITY))
+        note += "" if ran is None else f"; on `copy-identity`, the task of the paper's log, it is {ran.mean:.3f}"
         return found.finding(CONDITIONAL if solved else NOT_REPRODUCED, note)
 
     return judge

@@ -44,6 +44,13 @@ def speedup(T: int, H: int, D: int, rounds: int, gpu: bool = False) -> dict[str,
     return {"device": timing.device(), "name": timing.device_name(), "seconds": timing.medians(calls, rounds)}
 
 
+def others(T: int, H: int, D: int, rounds: int, dtype: str, gpu: bool = False) -> dict[str, Any]:
+    """The same for VLA without refresh, and for softmax attention by the kernel that the paper names."""
+    timing.need(gpu)
+    calls = {name: timing.forward(name, 1, T, H, D, dtype=dtype) for name in (timing.FLASH, timing.NO_REFRESH)}
+    return {"device": timing.device(), "name": timing.device_name(), "seconds": timing.medians(calls, rounds)}
+
+
 def crossover(softmax: Mapping[int, float], vla: Mapping[int, float]) -> float | None:
     """The T from which VLA is faster, between two that were measured: where the lines on log-log axes cross.
 
@@ -84,6 +91,14 @@ def large(preset: Preset, dtype: str) -> dict[int, Measure]:
     return {T: time_run(preset, T, LARGE, dtype) for T in lengths(preset)}
 
 
+def other(preset: Preset) -> dict[int, Measure]:
+    """The other forms, in bfloat16, by T; on a GPU alone."""
+    if preset.quick:
+        return {}
+    given = {**LARGE, "rounds": 5, "dtype": "bfloat16", **timing.place(preset)}
+    return {T: Measure("varla.experiments.latency:others", {"T": T, **given}, timed=True) for T in lengths(preset)}
+
+
 def speed_run(preset: Preset) -> Measure:
     """At the paper's T = 4096, or a quarter of it."""
     T = 1024 if preset.quick else 4096
@@ -100,7 +115,7 @@ def precisions(preset: Preset) -> tuple[str, ...]:
 def runs(preset: Preset) -> Sequence[Measure]:
     """Times of all lengths, and the speed-up."""
     wide = [run for dtype in precisions(preset) for run in large(preset, dtype).values()]
-    return [*small(preset).values(), *wide, speed_run(preset)]
+    return [*small(preset).values(), *wide, *other(preset).values(), speed_run(preset)]
 
 
 def seconds(results: Results, asked: Mapping[int, Measure], mechanism: str) -> dict[int, float]:
@@ -185,8 +200,22 @@ def judge_crossover(results: Results, preset: Preset) -> Finding:
         needs = "needs a GPU" if not on_gpu else "needs longer sequences: the full preset"
         return Finding(MISSING.verdict, note="; ".join((needs, *parts)))
     note = "tokens, one sequence, sixteen heads of 128, the later of the precisions: " + "; ".join(parts)
+    note += by_form(results, preset)
     verdict = REPRODUCED if ours <= PAPER_CROSSOVER else NOT_REPRODUCED
     return Finding(verdict, ours if math.isfinite(ours) else "none", note=note)
+
+
+def by_form(results: Results, preset: Preset) -> str:
+    """Where the forms of the two overtake each other in bfloat16, for a note."""
+    asked = recorded(results, preset, "bfloat16")
+    softmax = {"PyTorch's choice of kernel": seconds(results, asked, "softmax")}
+    vla = {"refresh every 20 tokens": seconds(results, asked, "vla")}
+    if extra := {T: run for T, run in other(preset).items() if results.value(run) is not None}:
+        softmax["the flash kernel"] = seconds(results, extra, timing.FLASH)
+        vla["no refresh"] = seconds(results, extra, timing.NO_REFRESH)
+    found = {(x, y): crossover(softmax[x], vla[y]) for y in vla for x in softmax}
+    said = [f"{y} against {x} {T:.0f}" for (x, y), T in found.items() if T is not None and math.isfinite(T)]
+    return f". In bfloat16: {', '.join(said)}" if len(found) > 1 else ""
 
 
 def claims() -> list[Claim]:

@@ -25,6 +25,31 @@ def untrained(mechanism: str, seed: int, T: int) -> dict[str, Any]:
 
 def trained(steps: int, lr: float, seed: int, T: int) -> dict[str, Any]:
     """The same in VLA after training on recall of 8 pairs, and its accuracy then."""
+    model, accuracy = trained_model(steps, lr, seed)
+    return {"accuracy": accuracy, **norms(model, seed, T)}
+
+
+def value_lengths(steps: int, lr: float, seed: int, T: int) -> dict[str, float]:
+    """The mean length of a value in that layer, untrained and trained: S is a sum of values, and scales with them."""
+    untrained = Backbone(backbone_config("paper", "vla"), seed=seed)
+    model, _ = trained_model(steps, lr, seed)
+    return {"untrained": value_length(untrained, seed, T), "trained": value_length(model, seed, T)}
+
+
+@torch.no_grad()
+def value_length(model: Backbone, seed: int, T: int) -> float:
+    """The mean length of the last layer's values over T random tokens."""
+    tokens = torch.randint(0, model.config.vocab_size - 1, (1, T), generator=torch.Generator().manual_seed(seed))
+    x = embedded(model, tokens, 0)
+    for block in model.blocks[:-1]:
+        x, _ = block(x, None, None)
+    last = model.blocks[-1]
+    v = last.mixer.heads(last.mixer.v(last.mixer_norm(x)))  # type: ignore[union-attr, operator]
+    return float(v.norm(dim=-1).mean())
+
+
+def trained_model(steps: int, lr: float, seed: int) -> tuple[Backbone, float]:
+    """VLA after training on recall of 8 pairs, and its accuracy."""
     config = from_dict(
         {
             "mechanism": "vla",
@@ -40,7 +65,7 @@ def trained(steps: int, lr: float, seed: int, T: int) -> dict[str, Any]:
             raise RuntimeError("training left no checkpoint")
         model = build_model(config)
         checkpoint.load_weights(newest, model)
-    return {"accuracy": record["final"]["eval/eval"], **norms(model, seed, T)}
+    return model, record["final"]["eval/eval"]
 
 
 @torch.no_grad()
@@ -55,18 +80,23 @@ def norms(model: Backbone, seed: int, T: int) -> dict[str, Any]:
     return found
 
 
-def stream(model: Backbone, tokens: Tensor, ends: Sequence[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """Read tokens [1, T] in pieces that end at `ends`; after each, what the last layer has to show, [1, H] each.
+def embedded(model: Backbone, tokens: Tensor, start: int) -> Tensor:
+    """Embeddings of tokens [1, T] from position `start` on: [1, T, d_model].
 
     Learned positions end at max_len: they begin again there, while the memory goes on. Up to max_len tokens this is
-    the model's own forward.
+    the model's own.
     """
+    x: Tensor = model.embedding(tokens)
+    if model.positions is not None:
+        x = x + model.positions(torch.arange(start, start + tokens.shape[1]) % model.config.max_len)
+    return x
+
+
+def stream(model: Backbone, tokens: Tensor, ends: Sequence[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    """Read tokens [1, T] in pieces that end at `ends`; after each, what the last layer has to show, [1, H] each."""
     states: list[LayerState | None] = [None] * len(model.blocks)
     for start, end in zip((0, *ends), ends, strict=False):
-        x = model.embedding(tokens[:, start:end])
-        if model.positions is not None:
-            x = x + model.positions(torch.arange(start, end) % model.config.max_len)
-        mixed = x
+        x = mixed = embedded(model, tokens[:, start:end], start)
         for i, block in enumerate(model.blocks):
             mixed = x
             x, states[i] = block(x, states[i], None)

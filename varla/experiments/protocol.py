@@ -100,11 +100,14 @@ def sample(results: Results, runs: Sequence[Train | None], name: str = "eval") -
 
 
 Seeds = Callable[[Preset], Sequence[Train | None]]
+Why = Callable[[Results, Preset], str]  # what other runs say about a number that did not come out
 
 
-def within(runs: Seeds, paper: float, margin: float, name: str = "eval", conditions: str = "") -> Judge:
+def within(
+    runs: Seeds, paper: float, margin: float, name: str = "eval", conditions: str = "", why: Why | None = None
+) -> Judge:
     """A judge: reproduced if the mean over seeds is within `margin` of the paper's value; with `conditions`, so."""
-    return _judge(runs, name, lambda mean: abs(mean - paper) <= margin, conditions)
+    return _judge(runs, name, lambda mean: abs(mean - paper) <= margin, conditions, why)
 
 
 def at_least(runs: Seeds, least: float, name: str = "eval", conditions: str = "") -> Judge:
@@ -117,15 +120,32 @@ def conditions_of(mechanism: str) -> str:
     return "with the output norm that the text leaves out" if mechanism == "vla" else ""
 
 
-def _judge(runs: Seeds, name: str, good: Callable[[float], bool], conditions: str) -> Judge:
+def _judge(runs: Seeds, name: str, good: Callable[[float], bool], conditions: str, why: Why | None = None) -> Judge:
     def judge(results: Results, preset: Preset) -> Finding:
         found = sample(results, runs(preset), name)
         if found is None:
             return MISSING
         verdict = (CONDITIONAL if conditions else REPRODUCED) if good(found.mean) else NOT_REPRODUCED
-        return found.finding(verdict, protocol(preset, conditions))
+        reason = why(results, preset) if why is not None and verdict == NOT_REPRODUCED else ""
+        return found.finding(verdict, protocol(preset, "; ".join(part for part in (conditions, reason) if part)))
 
     return judge
+
+
+FAST = 1e-3  # a learning rate at which 1000 steps are enough; the paper's is 3e-4
+
+
+def elsewhere(others: Mapping[str, Seeds], name: str = "eval") -> Why:
+    """What the same came to in other runs, by what is different about them."""
+
+    def why(results: Results, preset: Preset) -> str:
+        if preset.quick:
+            return ""
+        found = {how: sample(results, runs(preset), name) for how, runs in others.items()}
+        said = [f"{each.mean:.3f} {how}" for how, each in found.items() if each is not None]
+        return f"it is {' and '.join(said)}" if said else ""
+
+    return why
 
 
 def protocol(preset: Preset, note: str) -> str:

@@ -44,9 +44,16 @@ def trained_run(preset: Preset) -> Measure:
     return Measure("varla.experiments.norms:trained", given)
 
 
+def lengths_run(preset: Preset) -> Measure:
+    """How long values are in the trained model and in an untrained one."""
+    given = {**trained_run(preset).arguments, "T": TOKENS}
+    return Measure("varla.experiments.norms:value_lengths", given)
+
+
 def runs(preset: Preset) -> Sequence[Measure]:
     """Every mechanism with every seed, and the trained one."""
-    return [*(run(preset, name, seed) for name in MECHANISMS for seed in preset.seeds), trained_run(preset)]
+    trained = [trained_run(preset), lengths_run(preset)]
+    return [*(run(preset, name, seed) for name in MECHANISMS for seed in preset.seeds), *trained]
 
 
 Norms = Mapping[str, Sequence[float]]
@@ -205,6 +212,8 @@ def judge_trained(results: Results, preset: Preset) -> Finding:
         f"greatest in {TOKENS} tokens after {asked.arguments['steps']} steps of training (accuracy "
         f"{found['accuracy']:.2f}); {late:.1f} after {longest(preset)}; |A| {at(TOKENS, '|A|')(found):.1f} at {TOKENS}"
     )
+    if (lengths := results.value(lengths_run(preset))) is not None:
+        note += f"; a value is {lengths['trained']:.2f} long there and {lengths['untrained']:.2f} in an untrained model"
     return Finding(REPRODUCED if ours < 15 else NOT_REPRODUCED, ours, note=note)
 
 

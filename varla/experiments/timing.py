@@ -3,16 +3,20 @@
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import logsigmoid, scaled_dot_product_attention
 
 import varla
 from varla.experiments.runs import Preset
 
 MECHANISMS = ("softmax", "linear", "deltanet-paper", "vla")
+FLASH, NO_REFRESH = "softmax, flash kernel", "vla, no refresh"  # other forms of two of them
 
 
 def device() -> str:
@@ -65,17 +69,25 @@ def forward(mechanism: str, B: int, T: int, H: int, D: int, backend: str = "auto
     q, k, v, u = (
         torch.randn(B, T, H, D, generator=generator, device=device()).to(getattr(torch, dtype)) for _ in range(4)
     )
-    if mechanism == "softmax":
+    if mechanism in ("softmax", FLASH):
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        return lambda: untracked(lambda: scaled_dot_product_attention(q, k, v, is_causal=True))
+        chosen = nullcontext if mechanism == "softmax" else partial(sdpa_kernel, SDPBackend.FLASH_ATTENTION)
+
+        def attend() -> Tensor:
+            with chosen():
+                return scaled_dot_product_attention(q, k, v, is_causal=True)
+
+        return lambda: untracked(attend)
     if mechanism == "linear":
         return lambda: untracked(lambda: varla.linear_attention(q, k, v, backend=backend))
     if mechanism == "deltanet-paper":
         gate = logsigmoid(u[..., 0])
         return lambda: untracked(lambda: varla.decayed_delta_rule(q, k, v, gate, backend=backend))
-    if mechanism == "vla":
-        return lambda: untracked(lambda: varla.vla(q, k, v, u, backend=backend))
-    raise ValueError(f"mechanism must be one of {', '.join(MECHANISMS)}, got {mechanism!r}")
+    if mechanism in ("vla", NO_REFRESH):
+        options: dict[str, Any] = {} if mechanism == "vla" else {"refresh_every": None}
+        return lambda: untracked(lambda: varla.vla(q, k, v, u, backend=backend, **options))
+    known = (*MECHANISMS, FLASH, NO_REFRESH)
+    raise ValueError(f"mechanism must be one of {'; '.join(known)}, got {mechanism!r}")
 
 
 @torch.no_grad()
