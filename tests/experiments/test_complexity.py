@@ -78,5 +78,5 @@ def test_operators_of_a_token_are_counted_without_views():
     assert found == complexity.operators(5, 2, 8)  # of the loop, not of its size
     assert 0 < found["linear"] < found["deltanet-paper"] < found["vla"]
     with complexity.Counter() as counter:
-        (torch.ones(3, 3).view(9).unsqueeze(0) + 1).mT
+        (torch.ones(3, 3).view(9).unsqueeze(0) + 1).t()
     assert counter.count == 2  # ones and the sum
