@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from tests.experiments.fabricate import judged, results
+from varla.backbone import Backbone, backbone_config
 from varla.experiments import norms, stability
 from varla.experiments.claims import CONDITIONAL, NOT_REPRODUCED, NOT_RUN, REPRODUCED
 from varla.experiments.records import Results
 from varla.experiments.runs import QUICK
 from varla.experiments.stability import ITEM, MECHANISMS
-from varla.models import Backbone, backbone_config
 
 END = stability.longest(QUICK)
 

@@ -11,7 +11,7 @@ from varla.cli.output import say
 from varla.cli.train import report
 
 if TYPE_CHECKING:
-    from varla.models import Backbone
+    from varla.backbone import Backbone
     from varla.training import RunConfig
 
 CHANGEABLE = ("train.eval_batches", "train.eval_batch_size", "seed")

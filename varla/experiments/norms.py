@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from varla.backbone import Backbone, backbone_config
 from varla.experiments.protocol import CHANNEL
 from varla.layers import LayerState
-from varla.models import Backbone, backbone_config
 from varla.training import Run, build_model, checkpoint, from_dict, train
 
 TOKENS = 1000  # of the paper's figure

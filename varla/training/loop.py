@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from varla import tasks
-from varla.models import Backbone, backbone_config
-from varla.models.presets import SETTINGS
+from varla.backbone import Backbone, backbone_config
+from varla.backbone.presets import SETTINGS
 from varla.ops.arguments import refuse_unknown
 from varla.outcomes import DIVERGED, FAILED, FINISHED, INTERRUPTED, RUNNING
 from varla.training import checkpoint, environment

@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
+from varla.backbone import backbone_config
 from varla.layers import MECHANISMS
-from varla.models import backbone_config
 from varla.ops.arguments import refuse_unknown
 from varla.outcomes import DIVERGED, EXIT_CODES, FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING
 from varla.training.config import RunConfig, complete, from_dict, load, override

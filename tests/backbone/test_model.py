@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from tests.ops.cases import error
+from varla.backbone import Backbone, BackboneConfig, backbone_config
 from varla.layers import MECHANISMS
-from varla.models import Backbone, BackboneConfig, backbone_config
 
 NAMES = sorted(MECHANISMS)
 

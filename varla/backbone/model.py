@@ -2,7 +2,7 @@
 
     logits, state = Backbone(config)(tokens)          tokens [B, T] int64, logits [B, T, vocab_size]
 
-What differs between experiments is data (`varla.models.presets`), not code.
+What differs between experiments is data (`varla.backbone.presets`), not code.
 """
 
 import hashlib

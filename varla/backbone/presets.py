@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from varla.models.backbone import BackboneConfig
+from varla.backbone.model import BackboneConfig
 from varla.ops.arguments import refuse_unknown
 
 # The paper's tables (two layers, d = 128, four heads, feed-forward 256, vocabulary 128, tied head, pre-norm) with what
