@@ -12,8 +12,13 @@ VARIANTS = [
     {"conv": 4},
     {"output_norm": "layer", "bias": False},
     {"output_norm": "rms", "conv": 3, "head_dim": 6, "value_dim": 10},
+    {"output_norm": "rms", "norm_eps": 1e-12, "conv": 4, "output_gate": True},
 ]
-OWN = {"deltanet-paper": [{"gate": "channel"}], "vla": [{"update_penalty": False}, {"gain": "projection"}]}
+OWN = {
+    "deltanet-paper": [{"gate": "channel"}],
+    "softmax": [{"rotary": 1e4}, {"rotary": 100.0, "conv": 4, "value_dim": 5}],
+    "vla": [{"update_penalty": False}, {"gain": "projection"}],
+}
 CASES = [(name, options) for name in NAMES for options in VARIANTS + OWN.get(name, [])]
 
 
@@ -131,6 +136,10 @@ def test_state_can_be_cloned_detached_and_mapped():
         ({"name": "vla", "output_norm": "batch"}, "output_norm must be one of 'none', 'layer', 'rms'"),
         ({"name": "deltanet-paper", "gate": "row"}, "gate must be one of"),
         ({"name": "softmax", "conv": 0}, "conv must be at least 1"),
+        ({"name": "softmax", "rotary": 0.0}, "rotary must be greater than 0"),
+        ({"name": "softmax", "rotary": 1e4, "head_dim": 7}, "head_dim must be even, got 7"),
+        ({"name": "vla", "rotary": 1e4}, "unknown option of 'vla' 'rotary'"),
+        ({"name": "vla", "norm_eps": -1.0}, "norm_eps must be greater than 0"),
     ],
 )
 def test_wrong_options_are_refused(arguments, message):
@@ -169,3 +178,20 @@ def test_options_are_listed_with_their_defaults():
     assert found["output_norm"] == "none"
     assert "gate" not in found
     assert options_of(MECHANISMS["deltanet-paper"])["gate"] == "scalar"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_gate_scales_what_the_norm_gives(name):
+    layer = make(name, {"output_norm": "rms", "output_gate": True, "conv": 4, "bias": False})
+    x = randn(2, 9, 24, seed=1)
+    before = []
+    layer.norm.register_forward_hook(lambda module, inputs, output: before.append(output))
+    y, _ = layer(x)
+    assert error(y, layer.out(before[0] * torch.nn.functional.silu(layer.output_gate(x)))) <= 1e-14
+
+
+def test_the_norms_epsilon():
+    assert make("vla", {"output_norm": "layer"}).norm.eps == 1e-5
+    assert make("vla", {"output_norm": "rms"}).norm.eps is None
+    for norm in ("layer", "rms"):
+        assert make("vla", {"output_norm": norm, "norm_eps": 1e-9}).norm.eps == 1e-9

@@ -1,4 +1,4 @@
-"""What every mechanism has in common: projections, short convolution, output norm, states, and how it is watched."""
+"""What every mechanism has in common: projections, short convolution, output norm and gate, states, being watched."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -7,11 +7,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import silu
 from torch.utils import _pytree as pytree
 
 from varla.layers.conv import ShortConvolution
 from varla.ops import State
-from varla.ops.arguments import check_choice, check_count, check_flag
+from varla.ops.arguments import check_choice, check_count, check_flag, check_number
 from varla.ops.packing import check_packing
 
 OUTPUT_NORMS = ("none", "layer", "rms")
@@ -76,8 +77,14 @@ class Layer(nn.Module, ABC):
         bias: bool = True,
         conv: int | None = None,
         output_norm: str = "none",
+        norm_eps: float | None = None,
+        output_gate: bool = False,
     ):
-        """`conv`: width of a short convolution before the projections. `output_norm`: over the merged heads."""
+        """Options that all mechanisms share.
+
+        `conv`: width of a short convolution before the projections. `output_norm`: over the merged heads; `norm_eps`
+        is its epsilon (None: PyTorch's own). `output_gate`: out(norm(o) * silu(output_gate(x))), x as it came in.
+        """
         super().__init__()
         check_count("d_model", d_model)
         check_count("n_heads", n_heads)
@@ -85,7 +92,10 @@ class Layer(nn.Module, ABC):
         check_count("value_dim", value_dim, none_means="head_dim")
         check_count("conv", conv, none_means="no convolution")
         check_flag("bias", bias)
+        check_flag("output_gate", output_gate)
         check_choice("output_norm", output_norm, OUTPUT_NORMS)
+        if norm_eps is not None:
+            check_number("norm_eps", norm_eps, above=0)
         if head_dim is None and d_model % n_heads:
             raise ValueError(f"n_heads must divide d_model = {d_model} unless head_dim is given, got {n_heads}")
         self.d_model, self.n_heads = d_model, n_heads
@@ -98,18 +108,22 @@ class Layer(nn.Module, ABC):
         self.v = nn.Linear(d_model, values, bias=bias)
         self.norm: nn.Module = nn.Identity()
         if output_norm == "layer":
-            self.norm = nn.LayerNorm(values)
+            self.norm = nn.LayerNorm(values, eps=1e-5 if norm_eps is None else norm_eps)
         elif output_norm == "rms":
-            self.norm = nn.RMSNorm(values)
+            self.norm = nn.RMSNorm(values, eps=norm_eps)
+        self.output_gate = nn.Linear(d_model, values, bias=bias) if output_gate else None
         self.out = nn.Linear(values, d_model, bias=bias)
 
     def forward(
         self, x: Tensor, state: LayerState | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, LayerState]:
         """x [B, T, d_model] to (y [B, T, d_model], state). cu_seqlens as for `varla.vla`: B = 1, states of N rows."""
-        x, q, k, v, conv = self._project(x, state, cu_seqlens)
-        o, memory = self.mix(x, q, k, v, None if state is None else state.memory, cu_seqlens)
-        return self.out(self.norm(o.flatten(2))), LayerState(conv, memory)
+        convolved, q, k, v, conv = self._project(x, state, cu_seqlens)
+        o, memory = self.mix(convolved, q, k, v, None if state is None else state.memory, cu_seqlens)
+        o = self.norm(o.flatten(2))
+        if self.output_gate is not None:
+            o = o * silu(self.output_gate(x))
+        return self.out(o), LayerState(conv, memory)
 
     def _project(
         self, x: Tensor, state: LayerState | None, cu_seqlens: Tensor | None

@@ -9,6 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from varla.layers.base import FLOAT32, Layer
 from varla.ops import State
+from varla.ops.arguments import check_number
 from varla.ops.packing import pad_packed, unpad_packed
 
 
@@ -27,11 +28,38 @@ class KVState(State):
     t: Tensor
 
 
+def rotate(x: Tensor, position: Tensor, base: float) -> Tensor:
+    """Rotary position embedding (Su et al. 2021): x [B, T, H, D] turned by its position [B, T], pair by pair.
+
+    Dimensions i and i + D / 2 are a pair, turned by position * base ** (-2 i / D). The angle is found in float64:
+    float32 counts tokens exactly, but not their angles, beyond some ten thousand.
+    """
+    half = x.shape[-1] // 2
+    rate = base ** (-torch.arange(half, dtype=torch.float64, device=x.device) / half)
+    angle = (position[..., None] * rate)[:, :, None]  # [B, T, 1, D / 2]
+    working = torch.promote_types(x.dtype, torch.float32)
+    cos, sin = angle.cos().to(working), angle.sin().to(working)
+    first, second = x.to(working).chunk(2, -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)
+
+
 class SoftmaxAttention(Layer):
-    """Causal softmax attention over everything seen."""
+    """Causal softmax attention over everything seen.
+
+    `rotary`: base of a rotary position embedding, or None for none. Keys are cached as they were turned.
+    """
 
     name = "softmax"
     summary = "softmax attention (PyTorch SDPA); its state is a cache that grows with T"
+
+    def __init__(self, d_model: int, n_heads: int, *, rotary: float | None = None, **shared: Any):
+        """Options: `rotary`, and those that all mechanisms share."""
+        super().__init__(d_model, n_heads, **shared)
+        if rotary is not None:
+            check_number("rotary", rotary, above=0)
+            if self.head_dim % 2:
+                raise ValueError(f"rotary turns pairs of dimensions: head_dim must be even, got {self.head_dim}")
+        self.rotary = rotary
 
     def mix(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, memory: Any, cu_seqlens: Tensor | None
@@ -52,6 +80,8 @@ class SoftmaxAttention(Layer):
             raise ValueError(f"state must hold a KVState of {B} rows, as an earlier call returned it")
         t = torch.zeros(B, dtype=torch.int64, device=q.device) if memory is None else memory.tensors()["t"]
         position = t[:, None] + torch.arange(T, device=q.device)
+        if self.rotary is not None:
+            q, k = rotate(q, position, self.rotary), rotate(k, position, self.rotary)
         cached = position if valid is None else torch.where(valid, position, -1)
         mask = None
         if memory is not None:
