@@ -114,6 +114,20 @@ def test_watch_reads_every_position_and_changes_nothing(name):
         assert (readings["|A|"][:, 0] > readings["|A|"][:, -1]).all()
 
 
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_a_token_without_gradients_is_the_same_token(name, options):
+    layer, x = make(name, options), randn(2, 21, 24, seed=1)
+    _, state = layer(x[:, :20])
+    wanted, after = layer(x[:, 20:], state)
+    with torch.no_grad():
+        got, found = layer(x[:, 20:], state)
+        first, _ = layer(x[:, :1])
+    assert error(got, wanted) <= 1e-14
+    assert error(first, layer(x[:, :1])[0]) <= 1e-14
+    for a, b in zip(found.memory.tensors().values(), after.memory.tensors().values(), strict=True):
+        assert error(a, b) <= 1e-14
+
+
 def test_state_can_be_cloned_detached_and_mapped():
     layer, x = make("vla", {"conv": 4}), randn(2, 12, 24, seed=1)
     _, state = layer(x)

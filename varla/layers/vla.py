@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from varla.layers.base import FLOAT32, Layer
-from varla.ops import State, VLAState, vla
+from varla.ops import State, VLAState, vla, vla_step
 from varla.ops.features import feature, unit
 from varla.ops.reference import apply, dot, write_direction
 
@@ -54,14 +54,18 @@ class VLA(Layer):
             "normalize_key": normalize_key,
             "update_penalty": update_penalty,
         }
-        zero = torch.zeros(1, 0, n_heads, self.head_dim)
-        vla(zero, zero, zero, zero, **self.options)  # a wrong option is refused here, not at the first batch
+        # A wrong option is refused here, not at the first batch; on the CPU, even while a model is made on "meta".
+        zero = torch.zeros(1, 0, n_heads, self.head_dim, device="cpu")
+        vla(zero, zero, zero, zero, **self.options)
 
     def mix(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, memory: Any, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, VLAState]:
         """See Layer."""
         u = self.heads(self.u(k.flatten(2)))
+        if k.shape[1] == 1 and cu_seqlens is None and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            o, state = vla_step(q[:, 0], k[:, 0], v[:, 0], u[:, 0], memory, **self.options)  # on a GPU, one kernel
+            return o[:, None], state
         o, state = vla(q, k, v, u, initial_state=memory, return_state=True, cu_seqlens=cu_seqlens, **self.options)
         return o, state
 

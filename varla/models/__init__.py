@@ -1,0 +1,27 @@
+"""The Hugging Face family: `VarlaConfig`, `VarlaModel`, `VarlaForCausalLM`, known to transformers' Auto classes.
+
+    model = VarlaForCausalLM(preset("5m"))
+    model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=20)
+
+Importing this imports transformers, an extra: pip install "varla[hf]".
+"""
+
+try:
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+except ModuleNotFoundError as error:
+    if error.name != "transformers":
+        raise
+    raise ImportError(
+        'varla.models needs Hugging Face transformers: pip install "varla[hf]"', name="transformers"
+    ) from None
+
+from varla.models.cache import VarlaCache
+from varla.models.configuration import VarlaConfig
+from varla.models.modeling import VarlaForCausalLM, VarlaModel
+from varla.models.presets import PRESETS, preset
+
+AutoConfig.register(VarlaConfig.model_type, VarlaConfig, exist_ok=True)
+AutoModel.register(VarlaConfig, VarlaModel, exist_ok=True)
+AutoModelForCausalLM.register(VarlaConfig, VarlaForCausalLM, exist_ok=True)
+
+__all__ = ["PRESETS", "VarlaCache", "VarlaConfig", "VarlaForCausalLM", "VarlaModel", "preset"]

@@ -1,0 +1,60 @@
+"""What a model is made of: RMSNorm, SwiGLU, and the block of both around a mixer."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from varla.layers import LayerState, build
+from varla.models.configuration import VarlaConfig
+
+
+class VarlaRMSNorm(nn.Module):
+    """x / sqrt(mean(x ** 2) + eps) * weight, found in float32 or better."""
+
+    def __init__(self, size: int, eps: float):
+        """Over the last dimension, of this size."""
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[*, size] to [*, size] in the same type."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
+class VarlaMLP(nn.Module):
+    """SwiGLU (Shazeer 2020): down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: VarlaConfig):
+        """Three matrices, no biases."""
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, hidden_size] to the same."""
+        return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+
+
+class VarlaBlock(GradientCheckpointingLayer):  # type: ignore[misc]
+    """x + mixer(norm(x)), then x + feed-forward(norm(x)).
+
+    A state goes in and a new one comes out: under gradient checkpointing it can be run again.
+    """
+
+    def __init__(self, config: VarlaConfig, mechanism: str):
+        """One mixer and one feed-forward network."""
+        super().__init__()
+        self.mixer_norm = VarlaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mixer = build(mechanism, **config.layer_options(mechanism))
+        self.mlp_norm = VarlaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = VarlaMLP(config)
+
+    def forward(self, x: Tensor, state: LayerState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, LayerState]:
+        """x [B, T, hidden_size] to (x [B, T, hidden_size], state)."""
+        y, state = self.mixer(self.mixer_norm(x), state, cu_seqlens)
+        x = x + y
+        return x + self.mlp(self.mlp_norm(x)), state

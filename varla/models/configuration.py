@@ -1,0 +1,169 @@
+"""What makes a model of the family. Names are Hugging Face's own; what is ours is listed first."""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from varla.layers import MECHANISMS, build, options_of
+from varla.ops.arguments import check_count, check_flag, check_number, refuse_unknown
+
+_NEAR = 0.7  # how alike an unknown name must be to one of ours to be taken for a slip
+
+
+class VarlaConfig(PreTrainedConfig):  # type: ignore[misc]
+    """Configuration of `VarlaModel` and `VarlaForCausalLM`. A wrong value is an error when it is made.
+
+    Args:
+        mechanisms: one of `varla.layers.MECHANISMS` for all layers, or a list with one for each layer.
+        mechanism_options: options by mechanism, e.g. {"vla": {"update_penalty": False}}. They go to
+            `varla.layers.build` on top of what the other settings here say.
+        short_conv: width of the short convolution before each mixer. None: no convolution.
+        output_norm: norm over the merged heads: "rms", "layer" or "none".
+        output_norm_eps: its epsilon. Far below `rms_norm_eps`, because what it divides shrinks: VLA and linear
+            attention divide their outputs by a sum over all tokens seen.
+        output_gate: multiply what that norm gives by silu of a projection of the mixer's input.
+        vocab_size, hidden_size, num_hidden_layers, num_attention_heads, intermediate_size: sizes. The feed-forward is
+            SwiGLU.
+        head_dim: of queries, keys and values. None: hidden_size / num_attention_heads.
+        rms_norm_eps: epsilon of the norms between the blocks' parts.
+        initializer_range: standard deviation of all weights at the start, but for those of convolutions.
+        tie_word_embeddings: the embedding is the output head, too.
+        rope_theta: base of the softmax layers' rotary positions. None: no positions.
+        max_position_embeddings: the length that the model was trained for. For your information: nothing depends on it.
+        use_cache: return a cache, but in training.
+        bos_token_id, eos_token_id, pad_token_id: as everywhere.
+    """
+
+    model_type = "varla"
+    keys_to_ignore_at_inference = ("past_key_values",)
+
+    mechanisms: str | list[str] = "vla"
+    mechanism_options: dict[str, dict[str, Any]] | None = None
+    short_conv: int | None = 4
+    output_norm: str = "rms"
+    output_norm_eps: float = 1e-12
+    output_gate: bool = False
+    vocab_size: int = 32000
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    head_dim: int | None = None
+    intermediate_size: int = 2048
+    rms_norm_eps: float = 1e-6
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = True
+    rope_theta: float | None = 10000.0
+    max_position_embeddings: int = 2048
+    use_cache: bool = True
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+
+    def __post_init__(self, **others: Any) -> None:
+        """Check everything. `others` are settings that transformers knows, or keeps for whoever put them there."""
+        self._refuse_slips(others)
+        if self.mechanism_options is None:
+            self.mechanism_options = {}
+        super().__post_init__(**others)
+        self.check()
+        if self.head_dim is None:
+            self.head_dim = self.hidden_size // self.num_attention_heads
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As in transformers, but another family's settings are an error: it would warn, and make something else."""
+        found = config_dict.get("model_type", cls.model_type)
+        if found != cls.model_type:
+            raise ValueError(
+                f"this is the configuration of a {found!r} model, not of a {cls.model_type!r} one; "
+                "transformers.AutoModelForCausalLM loads any family"
+            )
+        return super().from_dict(config_dict, **kwargs)
+
+    def check(self) -> None:
+        """Raise a ValueError or TypeError that names the first setting that is wrong. A model does it, too."""
+        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
+            check_count(name, getattr(self, name))
+        check_count("max_position_embeddings", self.max_position_embeddings)
+        check_count("head_dim", self.head_dim, none_means="hidden_size / num_attention_heads")
+        check_count("short_conv", self.short_conv, none_means="no convolution")
+        for name in ("rms_norm_eps", "output_norm_eps"):
+            check_number(name, getattr(self, name), above=0)
+        check_number("initializer_range", self.initializer_range, least=0)
+        if self.rope_theta is not None:
+            check_number("rope_theta", self.rope_theta, above=0)
+        for name in ("output_gate", "tie_word_embeddings", "use_cache"):
+            check_flag(name, getattr(self, name))
+        self._check_token_ids()
+        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"num_attention_heads must divide hidden_size = {self.hidden_size} unless head_dim is given, "
+                f"got {self.num_attention_heads}"
+            )
+        self._check_mechanisms()
+
+    @property
+    def layer_mechanisms(self) -> list[str]:
+        """The mechanism of every layer."""
+        return [self.mechanisms] * self.num_hidden_layers if isinstance(self.mechanisms, str) else list(self.mechanisms)
+
+    def layer_options(self, mechanism: str) -> dict[str, Any]:
+        """What `varla.layers.build` is given for a layer of this mechanism."""
+        options: dict[str, Any] = {
+            "d_model": self.hidden_size,
+            "n_heads": self.num_attention_heads,
+            "head_dim": self.head_dim,
+            "bias": False,
+            "conv": self.short_conv,
+            "output_norm": self.output_norm,
+            "norm_eps": self.output_norm_eps,
+            "output_gate": self.output_gate,
+        }
+        if mechanism == "softmax":
+            options["rotary"] = self.rope_theta
+        return {**options, **(self.mechanism_options or {}).get(mechanism, {})}
+
+    def _check_mechanisms(self) -> None:
+        if not isinstance(self.mechanisms, (str, list, tuple)):
+            raise TypeError(f"mechanisms must be a name or a list of names, got {self.mechanisms!r}")
+        if not isinstance(self.mechanisms, (str, list)):
+            self.mechanisms = list(self.mechanisms)  # as JSON would have it
+        names = self.layer_mechanisms
+        if len(names) != self.num_hidden_layers:
+            raise ValueError(
+                f"mechanisms must be one name, or one for each of num_hidden_layers = {self.num_hidden_layers} layers, "
+                f"got {len(names)}: {names}"
+            )
+        for name in names:
+            refuse_unknown("mechanism", name, MECHANISMS)
+        given = self.mechanism_options
+        if not isinstance(given, Mapping) or not all(isinstance(options, Mapping) for options in given.values()):
+            raise TypeError(f'mechanism_options must be options by mechanism, as {{"vla": {{}}}}, got {given!r}')
+        for name, options in given.items():
+            refuse_unknown("mechanism", name, MECHANISMS, where=" in mechanism_options")
+            for option in options:
+                refuse_unknown(
+                    f"option of {name!r}", option, options_of(MECHANISMS[name]), where=" in mechanism_options"
+                )
+        for name in {*names, *given}:
+            with torch.device("meta"):  # the layer looks at the values; nothing is allocated
+                build(name, **self.layer_options(name))
+
+    def _check_token_ids(self) -> None:
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            value = getattr(self, name)
+            for each in value if isinstance(value, list) and name == "eos_token_id" else [value]:
+                check_count(name, each, least=0, none_means="none")
+                if each is not None and each >= self.vocab_size:
+                    raise ValueError(f"{name} must be below vocab_size = {self.vocab_size}, got {each}")
+
+    def _refuse_slips(self, others: Mapping[str, Any]) -> None:
+        """Transformers keeps every name it does not know; one that is nearly ours was meant to be ours."""
+        ours = [name for name in VarlaConfig.__annotations__ if not name.endswith("_token_id")]
+        for name in others:
+            near = difflib.get_close_matches(name, ours, n=1, cutoff=_NEAR)
+            if near and not name.startswith("_"):
+                raise ValueError(f"unknown setting {name!r}; did you mean {near[0]!r}?")

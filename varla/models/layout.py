@@ -1,0 +1,123 @@
+"""Which tokens of a batch are read, and as which sequences: padding is left out, packed sequences are kept apart.
+
+Recurrent layers cannot be shown a mask after the fact: whatever they read is in their state. So the tokens that count
+are laid end to end in one row, with `cu_seqlens` between sequences, once for all layers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from varla.ops.packing import check_packing
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Tokens of a batch [B, T] as one row of L tokens in N sequences.
+
+    index [L]: which of the B * T tokens they are, None for all. cu_seqlens [N + 1], on the CPU, where the operators
+    read it. longest: tokens by which the cache of such a call gets longer.
+    """
+
+    batch: tuple[int, int]
+    index: Tensor | None
+    cu_seqlens: Tensor
+    longest: int
+
+    @property
+    def rows(self) -> int:
+        """Number of sequences, N."""
+        return self.cu_seqlens.shape[0] - 1
+
+    def pack(self, x: Tensor) -> Tensor:
+        """[B, T, *] to [1, L, *]."""
+        flat = x.flatten(0, 1)
+        return (flat if self.index is None else flat[self.index])[None]
+
+    def unpack(self, x: Tensor) -> Tensor:
+        """[1, L, *] to [B, T, *], zeros where there is padding."""
+        if self.index is None:
+            return x.view(*self.batch, *x.shape[2:])
+        flat = x.new_zeros(self.batch[0] * self.batch[1], *x.shape[2:])
+        return flat.index_copy(0, self.index, x[0]).view(*self.batch, *x.shape[2:])
+
+    def predicts(self, device: torch.device) -> Tensor:
+        """[B, T]: whether the token is read, and so is its right neighbour, as the next of the same sequence."""
+        B, T = self.batch
+        read = torch.ones(B * T, dtype=torch.bool, device=device)
+        index = torch.arange(B * T, device=device)
+        if self.index is not None:
+            index = self.index
+            read = torch.zeros_like(read).index_fill(0, index, True)
+        ends = (self.cu_seqlens[1:] - 1)[self.cu_seqlens.diff() > 0].to(device)
+        goes_on = read.index_fill(0, index[ends], False).view(B, T)
+        return goes_on & pad(read.view(B, T)[:, 1:], (0, 1))
+
+
+def find_layout(
+    batch: Sequence[int],
+    device: torch.device,
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    cu_seqlens: Tensor | None,
+    past: int,
+) -> Layout | None:
+    """How to read a batch of [B, T] tokens after `past` others; None: all of them, every row a sequence by itself.
+
+    A token whose mask is 0 is as good as not there, wherever it stands. Position ids count where they return to 0 at
+    the beginning of a sequence: that is how transformers' collators tell packed sequences apart.
+    """
+    B, T = batch
+    if cu_seqlens is not None:
+        if attention_mask is not None:
+            raise ValueError("give cu_seqlens or attention_mask, not both: packed sequences have no padding")
+        check_packing(cu_seqlens, B, T, device)
+        cu_seqlens = cu_seqlens.cpu()
+        return Layout((B, T), None, cu_seqlens, int(cu_seqlens.diff().max()))
+    keep = None if attention_mask is None else _check_mask(attention_mask, B, T, past)
+    if keep is not None and bool(keep.all()):
+        keep = None
+    starts = None if position_ids is None else _check_positions(position_ids, B, T)
+    if starts is not None and past == 0 and T > 1:
+        found = _packed(starts, keep)
+        if found is not None:
+            return found
+    if keep is None:
+        return None
+    cu_seqlens = pad(keep.sum(1).cumsum(0), (1, 0)).cpu()
+    return Layout((B, T), keep.flatten().nonzero()[:, 0], cu_seqlens, T)
+
+
+def _packed(starts: Tensor, keep: Tensor | None) -> Layout | None:
+    """The layout if there is a sequence that begins within a row; starts, keep [B, T]."""
+    B, T = starts.shape
+    read = torch.ones_like(starts) if keep is None else keep
+    first = read & (read.cumsum(1) == 1)
+    if not bool((starts & read & ~first).any()):
+        return None
+    index = read.flatten().nonzero()[:, 0]
+    begins = (starts | first).flatten()[index].nonzero()[:, 0].cpu()
+    cu_seqlens = torch.cat((begins, torch.tensor([index.shape[0]])))
+    return Layout((B, T), None if keep is None else index, cu_seqlens, int(cu_seqlens.diff().max()))
+
+
+def _check_mask(mask: Tensor, B: int, T: int, past: int) -> Tensor:
+    """The mask of the T tokens of this call, [B, T] bool."""
+    if not isinstance(mask, Tensor) or mask.dim() != 2:
+        found = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(f"attention_mask must have shape [B, T], 1 for tokens and 0 for padding, got {found}")
+    allowed = {T, past + T}
+    if mask.shape[0] != B or mask.shape[1] not in allowed:
+        lengths = " or ".join(f"[{B}, {length}]" for length in sorted(allowed))
+        raise ValueError(f"attention_mask must have shape {lengths}, got {list(mask.shape)}")
+    return mask[:, mask.shape[1] - T :] != 0
+
+
+def _check_positions(position_ids: Tensor, B: int, T: int) -> Tensor:
+    """Where position ids are 0, [B, T]."""
+    if position_ids.dim() != 2 or position_ids.shape[0] not in (1, B) or position_ids.shape[1] != T:
+        raise ValueError(f"position_ids must have shape [{B}, {T}] or [1, {T}], got {list(position_ids.shape)}")
+    return (position_ids == 0).expand(B, T)

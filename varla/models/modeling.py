@@ -1,0 +1,306 @@
+"""The models: pre-norm blocks of a mixer (`varla.layers`) and a SwiGLU feed-forward, on transformers' base classes.
+
+Everything about batches (padding, packed sequences) happens once, in `VarlaModel`; everything about mechanisms in the
+layers. `VarlaForCausalLM` adds the head, the loss and what `generate` needs.
+"""
+
+import math
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers import GenerationMixin, PreTrainedModel
+from transformers import initialization as init
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+from varla.layers import LayerState
+from varla.models.blocks import VarlaBlock, VarlaRMSNorm
+from varla.models.cache import VarlaCache, check_cache, signature
+from varla.models.configuration import VarlaConfig
+from varla.models.layout import Layout, find_layout
+
+IGNORED = -100  # the label of a token that is not predicted
+
+
+class VarlaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
+    """What both models share: how weights begin, and how they are loaded."""
+
+    config: VarlaConfig
+    config_class = VarlaConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ("VarlaBlock",)
+    _skip_keys_device_placement = ("past_key_values",)
+    _supports_sdpa = True
+    _is_stateful = True  # no assisted generation: states cannot be taken back
+
+    def __init__(self, config: VarlaConfig):
+        """The configuration is looked at again: it may have been changed since it was made."""
+        if isinstance(config, VarlaConfig):
+            config.check()
+        super().__init__(config)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """N(0, initializer_range); convolutions as PyTorch does, by their width: at 0.02 they would pass nothing on."""
+        if isinstance(module, nn.Conv1d):
+            init.uniform_(module.weight, -(bound := 1 / math.sqrt(module.kernel_size[0])), bound)
+        else:
+            super()._init_weights(module)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any) -> Any:
+        """As in transformers, but weights that are unreadable or missing are an error, not a warning and a guess."""
+        wants_info = kwargs.pop("output_loading_info", False)
+        try:
+            model, info = super().from_pretrained(
+                pretrained_model_name_or_path, *model_args, output_loading_info=True, **kwargs
+            )
+        except SafetensorError as error:
+            raise ValueError(
+                f"{pretrained_model_name_or_path}: its weights cannot be read (damaged, or cut short): {error}"
+            ) from error
+        if missing := sorted(info["missing_keys"]):
+            raise ValueError(
+                f"{pretrained_model_name_or_path} does not hold all weights of this {cls.__name__}: {len(missing)} are "
+                f"missing, {missing[0]!r} among them. Is it a checkpoint of another model?"
+            )
+        return (model, info) if wants_info else model
+
+
+class VarlaModel(VarlaPreTrainedModel):
+    """Embedding, blocks, final norm: tokens to hidden states."""
+
+    def __init__(self, config: VarlaConfig):
+        """A model with fresh weights."""
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(VarlaBlock(config, name) for name in config.layer_mechanisms)
+        self.norm = VarlaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.signature = signature(config)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: VarlaCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Any:
+        """Hidden states of a batch: BaseModelOutputWithPast, or a tuple with return_dict=False.
+
+        Args:
+            input_ids: [B, T] integers below vocab_size.
+            attention_mask: [B, T], or [B, past + T] with a cache: 0 for tokens that are padding. They are not read,
+                wherever they stand; their hidden states are 0.
+            position_ids: [B, T] or [1, T]. Without a cache, a 0 within a row begins another sequence (packed training).
+                Apart from that they are not looked at: positions are counted from the tokens read.
+            past_key_values: what came before. It is updated, unless use_cache is False.
+            inputs_embeds: [B, T, hidden_size] in place of input_ids.
+            use_cache: return a cache. None: config.use_cache, and False in training.
+            output_hidden_states: return those of the embedding and of every block, [B, T, hidden_size] each; the last
+                is after the final norm.
+            output_attentions: False: there are no attention weights to return.
+            cu_seqlens: [N + 1] offsets that pack N sequences into B = 1. The cache then has N rows.
+        """
+        if output_attentions:
+            raise ValueError("output_attentions must be False: a recurrent layer has no attention weights")
+        x = self._embed(input_ids, inputs_embeds)
+        cache = past_key_values
+        if cache is not None:
+            check_cache(cache)
+        past = 0 if cache is None else cache.get_seq_length()
+        layout = find_layout(x.shape[:2], x.device, attention_mask, position_ids, cu_seqlens, past)
+        if use_cache is None:
+            use_cache = cache is not None or (self.config.use_cache and not self.training)
+        if cache is None and use_cache:
+            cache = VarlaCache(self.config)
+        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        x, hidden = self._blocks(x, layout, cache, use_cache, bool(wanted))
+        output = BaseModelOutputWithPast(
+            last_hidden_state=x,
+            past_key_values=cache if use_cache else None,
+            hidden_states=hidden if wanted else None,
+        )
+        return output.to_tuple() if return_dict is False else output
+
+    def _blocks(
+        self, x: Tensor, layout: Layout | None, cache: VarlaCache | None, update: bool, keep: bool
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """(last hidden state, and with `keep` all of them) of embeddings x [B, T, hidden_size]."""
+        B, T = x.shape[:2]
+        before: list[LayerState | None] = [None] * len(self.layers)
+        if cache is not None:
+            before = cache.read(self.signature, B if layout is None else layout.rows)
+        hidden = [x] if keep else []
+        cu_seqlens = None
+        if layout is not None:
+            x, cu_seqlens = layout.pack(x), layout.cu_seqlens
+        after: list[LayerState | None] = []
+        for block, state in zip(self.layers, before, strict=True):
+            if keep and after:
+                hidden.append(x if layout is None else layout.unpack(x))
+            x, state = block(x, state, cu_seqlens)
+            after.append(state if update else None)
+        x = self.norm(x)
+        x = x if layout is None else layout.unpack(x)
+        if cache is not None and update:
+            cache.write(after, T if layout is None else layout.longest)
+        return x, (*hidden, x)
+
+    def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        """[B, T, hidden_size]. Token ids are looked at on the CPU; a GPU would have to stop for it, and asserts."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        if inputs_embeds is not None:
+            if (
+                inputs_embeds.dim() != 3
+                or inputs_embeds.shape[2] != self.config.hidden_size
+                or not inputs_embeds.shape[1]
+            ):
+                raise ValueError(
+                    f"inputs_embeds must have shape [B, T >= 1, hidden_size = {self.config.hidden_size}], "
+                    f"got {list(inputs_embeds.shape)}"
+                )
+            return inputs_embeds
+        assert input_ids is not None  # for the type checker
+        if input_ids.dim() != 2 or input_ids.is_floating_point() or input_ids.shape[1] == 0:
+            raise ValueError(
+                f"input_ids must be integers of shape [B, T >= 1], got {input_ids.dtype} {list(input_ids.shape)}"
+            )
+        if input_ids.device.type == "cpu" and input_ids.numel() and not torch.compiler.is_compiling():
+            low, high = (int(each) for each in input_ids.aminmax())
+            if low < 0 or high >= self.embed_tokens.num_embeddings:
+                wrong = low if low < 0 else high
+                raise ValueError(
+                    f"input_ids must be from 0 to {self.embed_tokens.num_embeddings - 1} (vocab_size = "
+                    f"{self.embed_tokens.num_embeddings}), got {wrong}; was the text encoded by another tokenizer?"
+                )
+        return self.embed_tokens(input_ids)  # type: ignore[no-any-return]
+
+    def state_size(self, T: int) -> int:
+        """Bytes of one sequence's state after T tokens, in float32."""
+        return sum(block.mixer.state_size(T) for block in self.layers)  # type: ignore[union-attr, operator, misc]
+
+
+class VarlaForCausalLM(VarlaPreTrainedModel, GenerationMixin):  # type: ignore[misc]
+    """A language model: `VarlaModel` and a head, tied to the embedding or not."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+    accepts_loss_kwargs = True  # Trainer: forward takes num_items_in_batch
+
+    def __init__(self, config: VarlaConfig):
+        """A model with fresh weights."""
+        super().__init__(config)
+        self.model = VarlaModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: VarlaCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        cu_seqlens: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Logits [B, T, vocab_size], and the loss if there are labels: CausalLMOutputWithPast, or a tuple.
+
+        Args beyond those of `VarlaModel.forward`:
+            labels: [B, T], the tokens themselves: that a position predicts the next one is seen to here. -100 is not
+                predicted, nor is padding or the first token of a packed sequence.
+            logits_to_keep: logits of the last so many positions alone (0: all), or of these positions.
+            num_items_in_batch: divide the summed loss by it; None: the mean over what is predicted.
+        """
+        if labels is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
+            raise ValueError("the loss needs all logits: give labels or logits_to_keep, not both")
+        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        found = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+            return_dict=True,
+            cu_seqlens=cu_seqlens,
+        )
+        hidden = found.last_hidden_state
+        if isinstance(logits_to_keep, Tensor):
+            hidden = hidden[:, logits_to_keep]
+        elif logits_to_keep:
+            hidden = hidden[:, -logits_to_keep:]
+        logits = self.lm_head(hidden)
+        loss = None
+        if labels is not None:
+            layout = find_layout(logits.shape[:2], logits.device, attention_mask, position_ids, cu_seqlens, past)
+            loss = self._loss(logits, labels, layout, num_items_in_batch)
+        output = CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=found.past_key_values, hidden_states=found.hidden_states
+        )
+        return output.to_tuple() if return_dict is False else output
+
+    def _loss(self, logits: Tensor, labels: Tensor, layout: Layout | None, count: Tensor | int | None) -> Tensor:
+        """Cross entropy of logits [B, T, V] with the labels [B, T] one further on."""
+        if labels.shape != logits.shape[:2]:
+            raise ValueError(f"labels must have shape {list(logits.shape[:2])}, got {list(labels.shape)}")
+        wanted = pad(labels[:, 1:], (0, 1), value=IGNORED)
+        if layout is not None:
+            wanted = wanted.masked_fill(~layout.predicts(labels.device), IGNORED)
+        return self.loss_function(  # type: ignore[no-any-return]
+            logits=logits,
+            labels=labels,
+            vocab_size=logits.shape[-1],
+            shift_labels=wanted.contiguous(),
+            num_items_in_batch=count,
+        )
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, next_sequence_length: int | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """As in transformers; after the prompt there is no padding, and a mask would only have to be looked at."""
+        cache = kwargs.get("past_key_values")
+        if cache is not None and next_sequence_length is not None and next_sequence_length < 1:
+            seen = cache.get_seq_length()
+            raise ValueError(
+                f"past_key_values has seen {seen} tokens a row: input_ids must hold these and at least one more, got "
+                f"{seen + next_sequence_length}; or the new ones alone, with an attention_mask for old and new"
+            )
+        inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, next_sequence_length, **kwargs)
+        if cache is not None and next_sequence_length == 1 and not kwargs.get("is_first_iteration", False):
+            inputs.pop("attention_mask", None)
+        return inputs
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        """A VarlaCache where transformers would make one of its own, which hold keys and values."""
+        kind = generation_config.cache_implementation
+        if kind not in (None, "dynamic"):
+            raise ValueError(f"cache_implementation must be None: a Varla model has its own cache, got {kind!r}")
+        cache = model_kwargs.get("past_key_values")
+        if cache is not None:
+            check_cache(cache)
+        elif generation_config.use_cache is not False:
+            model_kwargs["past_key_values"] = VarlaCache(self.config)
+            return
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
