@@ -52,20 +52,29 @@ class VarlaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any) -> Any:
-        """As in transformers, but weights that are unreadable or missing are an error, not a warning and a guess."""
+        """As in transformers, but weights that cannot be read, do not fit or are missing are an error that says so.
+
+        Transformers logs a report of the last two, and goes on or raises an error that refers to it.
+        """
         wants_info = kwargs.pop("output_loading_info", False)
+        reshape = kwargs.pop("ignore_mismatched_sizes", False)
+        where = pretrained_model_name_or_path
         try:
             model, info = super().from_pretrained(
-                pretrained_model_name_or_path, *model_args, output_loading_info=True, **kwargs
+                where, *model_args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
             )
         except SafetensorError as error:
+            raise ValueError(f"{where}: its weights cannot be read (damaged, or cut short): {error}") from error
+        if info["mismatched_keys"] and not reshape:
+            name, theirs, ours = min(info["mismatched_keys"])
             raise ValueError(
-                f"{pretrained_model_name_or_path}: its weights cannot be read (damaged, or cut short): {error}"
-            ) from error
+                f"{where} does not fit its configuration: {name} has shape {list(theirs)} in the checkpoint and "
+                f"{list(ours)} by config.json"
+            )
         if missing := sorted(info["missing_keys"]):
             raise ValueError(
-                f"{pretrained_model_name_or_path} does not hold all weights of this {cls.__name__}: {len(missing)} are "
-                f"missing, {missing[0]!r} among them. Is it a checkpoint of another model?"
+                f"{where} does not hold all weights of this {cls.__name__}: {len(missing)} are missing, {missing[0]!r} "
+                "among them. Is it a checkpoint of another model?"
             )
         return (model, info) if wants_info else model
 
@@ -189,7 +198,7 @@ class VarlaModel(VarlaPreTrainedModel):
 
     def state_size(self, T: int) -> int:
         """Bytes of one sequence's state after T tokens, in float32."""
-        return sum(block.mixer.state_size(T) for block in self.layers)  # type: ignore[union-attr, operator, misc]
+        return sum(block.mixer.state_size(T) for block in self.layers)  # type: ignore[union-attr, operator]
 
 
 class VarlaForCausalLM(VarlaPreTrainedModel, GenerationMixin):  # type: ignore[misc]
@@ -275,17 +284,23 @@ class VarlaForCausalLM(VarlaPreTrainedModel, GenerationMixin):  # type: ignore[m
         )
 
     def prepare_inputs_for_generation(
-        self, input_ids: Tensor, next_sequence_length: int | None = None, **kwargs: Any
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
     ) -> dict[str, Any]:
         """As in transformers; after the prompt there is no padding, and a mask would only have to be looked at."""
         cache = kwargs.get("past_key_values")
-        if cache is not None and next_sequence_length is not None and next_sequence_length < 1:
-            seen = cache.get_seq_length()
+        seen = 0 if cache is None else cache.get_seq_length()
+        if seen and next_sequence_length is not None and next_sequence_length < 1:
             raise ValueError(
                 f"past_key_values has seen {seen} tokens a row: input_ids must hold these and at least one more, got "
                 f"{seen + next_sequence_length}; or the new ones alone, with an attention_mask for old and new"
             )
-        inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, next_sequence_length, **kwargs)
+        inputs: dict[str, Any] = super().prepare_inputs_for_generation(
+            input_ids, next_sequence_length, inputs_embeds=inputs_embeds, **kwargs
+        )
         if cache is not None and next_sequence_length == 1 and not kwargs.get("is_first_iteration", False):
             inputs.pop("attention_mask", None)
         return inputs
