@@ -120,7 +120,10 @@ class Layer(nn.Module, ABC):
         """x [B, T, d_model] to (y [B, T, d_model], state). cu_seqlens as for `varla.vla`: B = 1, states of N rows."""
         convolved, q, k, v, conv = self._project(x, state, cu_seqlens)
         o, memory = self.mix(convolved, q, k, v, None if state is None else state.memory, cu_seqlens)
-        o = self.norm(o.flatten(2))
+        o = o.flatten(2)
+        if isinstance(self.norm, nn.RMSNorm):
+            o = o.to(self.norm.weight.dtype)  # under autocast; PyTorch sees to this for its LayerNorm alone
+        o = self.norm(o)
         if self.output_gate is not None:
             o = o * silu(self.output_gate(x))
         return self.out(o), LayerState(conv, memory)

@@ -283,6 +283,15 @@ class VarlaForCausalLM(VarlaPreTrainedModel, GenerationMixin):  # type: ignore[m
             num_items_in_batch=count,
         )
 
+    def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, but an empty prompt is an error that says so."""
+        prompt = kwargs.get("input_ids") if inputs is None else inputs
+        if isinstance(prompt, Tensor) and prompt.dim() == 2 and prompt.shape[1] == 0 and "inputs_embeds" not in kwargs:
+            raise ValueError(
+                "the prompt is empty: it must hold at least one token a row, the beginning-of-text if none"
+            )
+        return super().generate(inputs, *args, **kwargs)
+
     def prepare_inputs_for_generation(
         self,
         input_ids: Tensor,

@@ -1,0 +1,36 @@
+"""Importing the family: which transformers, what is registered, and what is said where there is none."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import transformers
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from tests.models.cases import config
+from varla.models import VarlaConfig, VarlaForCausalLM, VarlaModel
+
+
+@pytest.mark.skipif("VARLA_TRANSFORMERS" not in os.environ, reason="no version of transformers is asked for")
+def test_this_is_the_transformers_that_was_asked_for():
+    assert transformers.__version__.startswith(os.environ["VARLA_TRANSFORMERS"] + ".")
+
+
+def test_the_auto_classes_know_the_family():
+    assert type(AutoConfig.for_model("varla")) is VarlaConfig
+    assert type(AutoModel.from_config(config())) is VarlaModel
+    assert type(AutoModelForCausalLM.from_config(config())) is VarlaForCausalLM
+
+
+def test_without_transformers_the_import_says_what_to_install():
+    script = "import sys; sys.modules['transformers'] = None; import varla, varla.layers; import varla.models"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert result.returncode == 1
+    assert 'ImportError: varla.models needs Hugging Face transformers: pip install "varla[hf]"' in result.stderr
+
+
+def test_the_lab_needs_no_transformers():
+    script = "import sys, varla.training, varla.backbone; print('transformers' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"

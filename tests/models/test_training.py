@@ -1,0 +1,159 @@
+"""Training: gradient checkpointing, torch.compile, and Hugging Face's Trainer, padded and packed."""
+
+import pytest
+import torch
+from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
+
+from tests.models.cases import KINDS, config, decode, model, tokens
+from tests.ops.cases import error
+from varla.models import VarlaForCausalLM
+
+
+def gradients(net, ids, **given):
+    net.zero_grad()
+    net(input_ids=ids, labels=ids, **given).loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in net.named_parameters()}
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradient_checkpointing_gives_the_same_gradients(kind, reentrant):
+    net, ids = model(kind).train(), tokens(2, 20)
+    mask = torch.tensor([[1] * 20, [0] * 6 + [1] * 14])
+    for given in ({}, {"attention_mask": mask}):
+        net.gradient_checkpointing_disable()
+        wanted = gradients(net, ids, **given)
+        net.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        assert net.is_gradient_checkpointing
+        found = gradients(net, ids, **given)
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_parameter_gets_a_finite_gradient(kind):
+    for name, gradient in gradients(model(kind, output_gate=True).train(), tokens(2, 20)).items():
+        assert gradient.isfinite().all()
+        assert gradient.abs().max() > 0, name
+
+
+SHORT = {"num_hidden_layers": 2, "mechanisms": ["vla", "softmax"]}
+
+
+def test_compiled_in_one_graph_forward_and_backward():
+    net, ids = model(**SHORT).train(), tokens(2, 20)
+    wanted = gradients(net, ids)
+    torch._dynamo.reset()
+    compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
+    found = gradients(compiled, ids)
+    assert all(error(found[f"_orig_mod.{name}"], wanted[name]) <= 1e-4 for name in wanted)
+
+
+@torch.no_grad()
+def test_compiled_forward_and_decode_with_a_cache():
+    net, ids = model(**SHORT), tokens(2, 20)
+    torch._dynamo.reset()
+    compiled = torch.compile(net)
+    first = compiled(input_ids=ids[:, :16])
+    assert error(first.logits, net(ids[:, :16]).logits) <= 1e-4
+    torch._dynamo.reset()
+    eager = torch.compile(net, backend="eager")
+    rest = [eager(input_ids=ids[:, t : t + 1], past_key_values=first.past_key_values).logits for t in range(16, 20)]
+    assert error(torch.cat(rest, 1), net(ids).logits[:, 16:]) <= 1e-4
+
+
+def arguments(folder, **changes):
+    return TrainingArguments(
+        **{
+            "output_dir": str(folder),
+            "max_steps": 50,
+            "per_device_train_batch_size": 4,
+            "learning_rate": 1e-2,
+            "logging_steps": 10,
+            "save_strategy": "no",
+            "report_to": [],
+            "use_cpu": True,
+            "disable_tqdm": True,
+            "seed": 3,
+            **changes,
+        }
+    )
+
+
+def sentences(lengths):
+    """Counting, modulo 11, from anywhere: the second token tells all that follow."""
+    return [{"input_ids": [(i + j) % 11 for j in range(n)]} for i, n in enumerate(lengths)]
+
+
+def fill(rows):
+    """Right-padded, as transformers' collators do it."""
+    T = max(len(row["input_ids"]) for row in rows)
+    ids = torch.tensor([row["input_ids"] + [0] * (T - len(row["input_ids"])) for row in rows])
+    mask = torch.tensor([[1] * len(row["input_ids"]) + [0] * (T - len(row["input_ids"])) for row in rows])
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+
+LENGTHS = [9, 14, 5, 20, 11, 7, 16, 12] * 8
+
+
+@pytest.mark.parametrize("kind", ["vla", "hybrid"])
+def test_a_trainer_run_lowers_the_loss_padded_and_packed_alike(kind, tmp_path):
+    found = []
+    for collator in (fill, DataCollatorWithFlattening()):
+        net = model(kind, initializer_range=0.02)
+        trainer = Trainer(net, arguments(tmp_path), train_dataset=sentences(LENGTHS), data_collator=collator)
+        trainer.train()
+        found.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+    assert found[0][0] > 2
+    assert found[0][-1] < 0.5 * found[0][0]
+    assert error(torch.tensor(found[1]), torch.tensor(found[0])) <= 1e-2
+
+
+def test_the_loss_of_a_batch_does_not_depend_on_how_it_is_accumulated(tmp_path):
+    """Rows of very different lengths: a mean of means would not be the mean."""
+    found = []
+    for size, steps in ((8, 1), (2, 4)):
+        net = model("vla")
+        changes = {
+            "max_steps": 1, "per_device_train_batch_size": size, "gradient_accumulation_steps": steps,
+            "optim": "sgd", "learning_rate": 1.0, "max_grad_norm": 0.0, "logging_steps": 1,
+        }  # fmt: skip
+        rows = sentences([2, 3, 20, 18, 4, 2, 15, 3])
+        Trainer(net, arguments(tmp_path, **changes), train_dataset=rows, data_collator=fill).train()
+        found.append(torch.cat([parameter.detach().flatten() for parameter in net.parameters()]))
+    assert error(found[1], found[0]) <= 1e-5
+
+
+def test_a_checkpoint_of_the_trainer_is_gone_on_from(tmp_path):
+    rows = sentences(LENGTHS)
+    whole = model("vla", initializer_range=0.02)
+    Trainer(
+        whole,
+        arguments(tmp_path, max_steps=6, save_strategy="steps", save_steps=3),
+        train_dataset=rows,
+        data_collator=fill,
+    ).train()
+    again = VarlaForCausalLM.from_pretrained(tmp_path / "checkpoint-3")
+    trainer = Trainer(again, arguments(tmp_path, max_steps=6), train_dataset=rows, data_collator=fill)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    for got, wanted in zip(again.parameters(), whole.parameters(), strict=True):
+        assert error(got, wanted) <= 1e-5
+
+
+def test_autocast_to_bfloat16_trains_and_decodes():
+    net, ids = model("hybrid").train(), tokens(2, 20)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = gradients(net, ids)
+    assert all(gradient.isfinite().all() for gradient in found.values())
+    net.eval()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        first = net(ids[:, :16])
+        assert first.past_key_values.states[0].memory.S.dtype == torch.float32
+        rest = decode(net, ids[:, 16:], first.past_key_values)
+        assert error(rest, net(ids).logits[:, 16:]) <= 0.1
+
+
+def test_truncated_back_propagation_through_a_cache():
+    net, ids = VarlaForCausalLM(config()).train(), tokens(1, 20)
+    found = net(ids[:, :10], use_cache=True)
+    net(ids[:, 10:], labels=ids[:, 10:], past_key_values=found.past_key_values.detach()).loss.backward()
+    assert net.model.layers[0].mixer.k.weight.grad.isfinite().all()
