@@ -1,10 +1,12 @@
-"""info, mechanisms, tasks: what is there is all listed."""
+"""info, mechanisms, models, tasks: what is there is all listed."""
+
+import sys
 
 import torch
 
 import varla as package
 from tests.cli.cases import refused, varla
-from varla import tasks
+from varla import models, tasks
 from varla.layers import MECHANISMS, build
 from varla.ops.backends import Backend
 
@@ -31,6 +33,31 @@ def test_mechanisms_lists_all_with_options_and_state():
         assert f"{build(name, d_model=128, n_heads=4).state_size(1000):,}" in result.stdout
     assert "lambda0=0.1" in result.stdout
     assert "output_norm=none" in result.stdout.split("Options of all")[1]
+
+
+def test_models_lists_the_presets_with_parameters_and_states():
+    result = varla("models", "--context", 1000)
+    assert result.exit_code == 0
+    for name in models.PRESETS:
+        line = next(line for line in result.stdout.splitlines() if f" {name} " in line)
+        with torch.device("meta"):
+            net = models.VarlaForCausalLM(models.preset(name))
+            softmax = models.VarlaModel(models.preset(name, mechanisms="softmax"))
+        for number in (net.num_parameters(), net.model.state_size(1000), softmax.state_size(1000)):
+            assert f" {number:,} " in line
+    assert "after 1,000 tokens" in result.stdout
+
+
+def test_models_refuses_what_it_does_not_know():
+    assert refused(varla("models", "--mechanism", "vlaa"), "unknown mechanism 'vlaa'; did you mean 'vla'")
+    assert refused(varla("models", "--context", 0), "--context must be at least 1")
+
+
+def test_models_without_transformers_says_what_to_install(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("varla.models")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert refused(varla("models"), 'pip install "varla[hf]"')
 
 
 def test_tasks_lists_all_with_settings_and_chance():

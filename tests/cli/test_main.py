@@ -17,7 +17,7 @@ NAMES += [each.name for each in main.app.registered_groups]
 
 
 def test_all_commands_are_there():
-    assert {"info", "mechanisms", "tasks", "train", "eval", "compare", "sweep"} <= set(NAMES)
+    assert {"info", "mechanisms", "models", "tasks", "train", "eval", "compare", "sweep"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("command", [*NAMES, "tasks show"])
@@ -52,6 +52,7 @@ def test_as_a_process_help_loads_nothing_heavy():
         "altair",
         "yaml",
         "tensorboard",
+        "transformers",
         "varla.training",
         "varla.layers",
     }

@@ -5,10 +5,10 @@ from typing import Annotated
 import typer
 
 from varla import __version__
-from varla.cli import compare, demo, evaluate, info, mechanisms, report, reproduce, sweep, tasks, train
+from varla.cli import compare, demo, evaluate, info, mechanisms, models, report, reproduce, sweep, tasks, train
 from varla.cli.errors import Commands
 
-COMMANDS = (info, mechanisms, tasks, train, evaluate, compare, sweep, reproduce, report, demo)
+COMMANDS = (info, mechanisms, models, tasks, train, evaluate, compare, sweep, reproduce, report, demo)
 
 app = typer.Typer(
     cls=Commands,
