@@ -35,10 +35,12 @@ def test_exit_codes_are_those_of_the_command():
 def test_the_examples_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict = {}
-    operator, layer = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    operator, layer, family = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     exec(compile(operator, "README.md", "exec"), names)
     assert names["q"].grad is not None
     assert (tmp_path / "memory.safetensors").stat().st_size > 0
     assert names["state"].t.tolist() == [2001, 2001]
     exec(compile(layer, "README.md", "exec"), names)
     assert names["y"].shape == (2, 1, 128)
+    exec(compile(family, "README.md", "exec"), names)
+    assert names["text"].shape == (1, 36)
