@@ -38,7 +38,7 @@ types: $(READY)
 
 pytest: $(READY) $(OLDEST)/.ready browser
 	VARLA_TRANSFORMERS=5.22 $(BIN)/pytest -n 2
-	VARLA_TRANSFORMERS=5.17 PYTHONPATH=$(CURDIR)/$(OLDEST) $(BIN)/pytest -n 2 tests/models
+	VARLA_TRANSFORMERS=5.17 PYTHONPATH=$(abspath $(OLDEST)) $(BIN)/pytest -n 2 tests/models
 
 $(OLDEST)/.ready: $(READY) Makefile
 	rm -rf $(OLDEST)

@@ -183,7 +183,7 @@ def test_how_weights_begin():
     assert float(layer.mixer.conv.conv.weight.detach().std()) > 0.2
     for module in (layer.mixer_norm, layer.mlp_norm, layer.mixer.norm, net.model.norm):
         assert module.weight.eq(1).all()
-    assert layer.mixer.norm.eps == 1e-12
+    assert layer.mixer.norm.eps == 1e-20
 
 
 def test_head_tied_or_not():
@@ -256,3 +256,17 @@ def test_every_layer_has_its_mechanism():
     assert net.layers[0].mixer.options["lambda0"] == 0.5
     assert [block.mixer.conv is None for block in net.layers] == [False, True, False]
     assert net.layers[1].mixer.rotary == 10000.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_the_output_norm_is_one_however_small_the_outputs_have_become(dtype):
+    """VLA's outputs are divided by a sum over all tokens: an epsilon of the usual size would take over."""
+    net, seen = model("vla", dtype, initializer_range=0.02), []
+    net.model.layers[0].mixer.norm.register_forward_hook(
+        lambda module, inputs, output: seen.append((inputs[0], output))
+    )
+    net(tokens(1, 5000))
+    before, after = (x[0, -1].float().square().mean() for x in seen[0])
+    assert before < 1e-9
+    assert abs(float(after) - 1) < 0.02

@@ -22,8 +22,8 @@ class VarlaConfig(PreTrainedConfig):  # type: ignore[misc]
             `varla.layers.build` on top of what the other settings here say.
         short_conv: width of the short convolution before each mixer. None: no convolution.
         output_norm: norm over the merged heads: "rms", "layer" or "none".
-        output_norm_eps: its epsilon. Far below `rms_norm_eps`, because what it divides shrinks: VLA and linear
-            attention divide their outputs by a sum over all tokens seen.
+        output_norm_eps: its epsilon. Far below `rms_norm_eps`, because what it divides shrinks: VLA writes errors, and
+            divides its outputs by a sum over all tokens seen.
         output_gate: multiply what that norm gives by silu of a projection of the mixer's input.
         vocab_size, hidden_size, num_hidden_layers, num_attention_heads, intermediate_size: sizes. The feed-forward is
             SwiGLU.
@@ -44,7 +44,7 @@ class VarlaConfig(PreTrainedConfig):  # type: ignore[misc]
     mechanism_options: dict[str, dict[str, Any]] | None = None
     short_conv: int | None = 4
     output_norm: str = "rms"
-    output_norm_eps: float = 1e-12
+    output_norm_eps: float = 1e-20
     output_gate: bool = False
     vocab_size: int = 32000
     hidden_size: int = 768
