@@ -99,6 +99,16 @@ def test_state_size_is_what_the_state_takes(name, options):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_state_keeps_nothing_else_alive(name):
+    layer, x = make(name, {"conv": 4}), randn(2, 100, 24, seed=1)
+    _, whole = layer(x)
+    _, packed = layer(x.reshape(1, 200, 24), cu_seqlens=torch.tensor([0, 150, 200]))
+    for state in (whole, packed):
+        for tensor in (state.conv, *state.memory.tensors().values()):
+            assert tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_watch_reads_every_position_and_changes_nothing(name):
     layer, x = make(name, {"conv": 4}), randn(2, 12, 24, seed=1)
     before, _ = layer(x)

@@ -139,6 +139,14 @@ def test_a_checkpoint_of_the_trainer_is_gone_on_from(tmp_path):
         assert error(got, wanted) <= 1e-5
 
 
+def test_a_trainer_evaluates_and_predicts(tmp_path):
+    net, rows = model("hybrid"), sentences([9, 9, 9])
+    trainer = Trainer(net, arguments(tmp_path), eval_dataset=rows, data_collator=fill)
+    ids = torch.tensor([row["input_ids"] for row in rows])
+    assert abs(trainer.evaluate()["eval_loss"] - float(net(ids, labels=ids).loss.detach())) < 1e-4
+    assert error(torch.from_numpy(trainer.predict(rows).predictions), net(ids).logits) <= 1e-4
+
+
 def test_autocast_to_bfloat16_trains_and_decodes():
     net, ids = model("hybrid").train(), tokens(2, 20)
     with torch.autocast("cpu", torch.bfloat16):

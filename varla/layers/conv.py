@@ -35,7 +35,8 @@ class ShortConvolution(nn.Module):
         if x.shape[1] == 0:
             return x, state
         extended = torch.cat((state.to(x.dtype), x), 1)
-        return self._convolve(extended), extended[:, extended.shape[1] - self.width + 1 :]
+        # A copy: a view would keep all of the inputs alive with the state.
+        return self._convolve(extended), extended[:, extended.shape[1] - self.width + 1 :].clone()
 
     def _convolve(self, extended: Tensor) -> Tensor:
         return F.silu(self.conv(extended.mT)).mT

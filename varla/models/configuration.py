@@ -38,7 +38,7 @@ class VarlaConfig(PreTrainedConfig):  # type: ignore[misc]
     """
 
     model_type = "varla"
-    keys_to_ignore_at_inference = ("past_key_values",)
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
 
     mechanisms: str | list[str] = "vla"
     mechanism_options: dict[str, dict[str, Any]] | None = None

@@ -31,8 +31,8 @@ class VarlaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
     config_class = VarlaConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules = ("VarlaBlock",)
-    _skip_keys_device_placement = ("past_key_values",)
+    _no_split_modules = ["VarlaBlock"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _supports_sdpa = True
     _is_stateful = True  # no assisted generation: states cannot be taken back
 
