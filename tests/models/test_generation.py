@@ -16,8 +16,9 @@ WAYS = {
 
 
 def generate(net, ids, **options):
+    """Without a pad token, transformers does not take tokens of the prompt for padding."""
     set_seed(3)
-    return net.generate(ids, **{"max_new_tokens": 10, "pad_token_id": 0, **options})
+    return net.generate(ids, **{"max_new_tokens": 10, **options})
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -101,6 +102,15 @@ def test_a_step_after_the_prompt_is_given_no_mask_to_look_at(monkeypatch):
     generate(net, ids, attention_mask=mask, do_sample=False)
     assert torch.equal(seen[0], mask)
     assert seen[1:] == [None] * 9
+
+
+def test_the_length_of_training_is_no_bound():
+    net = model(max_position_embeddings=16)
+    for T in (10, 16, 40):
+        wanted = model().generate(tokens(1, T), do_sample=False, max_new_tokens=20)
+        assert torch.equal(net.generate(tokens(1, T), do_sample=False), wanted)
+        assert torch.equal(net.generate(tokens(1, T), do_sample=False, max_new_tokens=5), wanted[:, : T + 5])
+    assert net.generate(tokens(1, 4), max_length=6).shape == (1, 6)
 
 
 def test_memory_is_constant():

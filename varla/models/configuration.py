@@ -32,7 +32,8 @@ class VarlaConfig(PreTrainedConfig):  # type: ignore[misc]
         initializer_range: standard deviation of all weights at the start, but for those of convolutions.
         tie_word_embeddings: the embedding is the output head, too.
         rope_theta: base of the softmax layers' rotary positions. None: no positions.
-        max_position_embeddings: the length that the model was trained for. For your information: nothing depends on it.
+        max_position_embeddings: the length that the model was trained for. For your information: the model reads on
+            beyond it, though transformers logs a line when `generate` does.
         use_cache: return a cache, but in training.
         bos_token_id, eos_token_id, pad_token_id: as everywhere.
     """

@@ -314,6 +314,16 @@ class VarlaForCausalLM(VarlaPreTrainedModel, GenerationMixin):  # type: ignore[m
             inputs.pop("attention_mask", None)
         return inputs
 
+    def _prepare_generated_length(self, generation_config: Any, has_default_max_length: bool, **given: Any) -> Any:
+        """As in transformers, which would stop at max_position_embeddings where no length is asked for."""
+        usual = generation_config.max_length
+        found = super()._prepare_generated_length(
+            generation_config=generation_config, has_default_max_length=has_default_max_length, **given
+        )
+        if has_default_max_length and found.max_new_tokens is None:
+            found.max_length = usual + given["input_ids_length"]
+        return found
+
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
