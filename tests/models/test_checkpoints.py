@@ -99,6 +99,11 @@ def test_a_vocabulary_that_does_not_fit(folder):
     refused(folder, r"model.embed_tokens.weight has shape \[50, 24\] in the checkpoint and \[60, 24\] by config.json")
 
 
+def test_shapes_may_be_ignored_by_who_says_so(folder):
+    change(folder, vocab_size=60)
+    assert VarlaForCausalLM.from_pretrained(folder, ignore_mismatched_sizes=True).lm_head.out_features == 60
+
+
 def test_settings_that_do_not_fit(folder):
     change(folder, num_hidden_layers=4, mechanisms="vla")
     refused(folder, "does not hold all weights of this VarlaForCausalLM: .* 'model.layers.1.mixer.u.weight' among them")

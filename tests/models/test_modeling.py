@@ -60,6 +60,17 @@ def test_padding_after_a_cache_and_holes(kind):
             assert error(torch.cat((found[i][keep], last[i : i + 1])), whole[8:]) <= 1e-10
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_a_call_with_nothing_but_padding_changes_nothing(kind):
+    net, ids = model(kind, torch.float64), tokens(2, 8)
+    cache = net(ids).past_key_values
+    assert net(ids[:, :3], attention_mask=torch.zeros(2, 3), past_key_values=cache).logits.eq(0).all()
+    following = net(ids[:, :1], past_key_values=cache).logits
+    assert error(following, net(torch.cat((ids, ids[:, :1]), 1)).logits[:, -1:]) <= 1e-10
+    assert net(ids, attention_mask=torch.zeros(2, 8)).logits.eq(0).all()
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
 @pytest.mark.parametrize("how", ["cu_seqlens", "position_ids"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -235,6 +246,7 @@ def test_wrong_inputs_are_refused():
         ({"input_ids": ids[0]}, "input_ids must be integers of shape"),
         ({"input_ids": ids.float()}, "got torch.float32"),
         ({}, "give either input_ids or inputs_embeds"),
+        ({"input_ids": ids, "inputs_embeds": torch.zeros(2, 9, 24)}, "give either input_ids or inputs_embeds"),
         ({"inputs_embeds": torch.zeros(2, 9, 23)}, r"hidden_size = 24\], got \[2, 9, 23\]"),
         ({"input_ids": ids, "output_attentions": True}, "output_attentions must be False"),
         ({"input_ids": ids, "labels": ids, "logits_to_keep": 1}, "labels or logits_to_keep, not both"),

@@ -47,6 +47,8 @@ class VarlaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         """N(0, initializer_range); convolutions as PyTorch does, by their width: at 0.02 they would pass nothing on."""
         if isinstance(module, nn.Conv1d):
             init.uniform_(module.weight, -(bound := 1 / math.sqrt(module.kernel_size[0])), bound)
+            if module.bias is not None:
+                init.zeros_(module.bias)
         else:
             super()._init_weights(module)
 
@@ -168,33 +170,31 @@ class VarlaModel(VarlaPreTrainedModel):
 
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         """[B, T, hidden_size]. Token ids are looked at on the CPU; a GPU would have to stop for it, and asserts."""
-        if (input_ids is None) == (inputs_embeds is None):
+        if input_ids is not None and inputs_embeds is None:
+            self._check_ids(input_ids)
+            return self.embed_tokens(input_ids)  # type: ignore[no-any-return]
+        if inputs_embeds is None or input_ids is not None:
             raise ValueError("give either input_ids or inputs_embeds")
-        if inputs_embeds is not None:
-            if (
-                inputs_embeds.dim() != 3
-                or inputs_embeds.shape[2] != self.config.hidden_size
-                or not inputs_embeds.shape[1]
-            ):
-                raise ValueError(
-                    f"inputs_embeds must have shape [B, T >= 1, hidden_size = {self.config.hidden_size}], "
-                    f"got {list(inputs_embeds.shape)}"
-                )
-            return inputs_embeds
-        assert input_ids is not None  # for the type checker
+        width = self.config.hidden_size
+        if inputs_embeds.dim() != 3 or inputs_embeds.shape[2] != width or inputs_embeds.shape[1] == 0:
+            raise ValueError(
+                f"inputs_embeds must have shape [B, T >= 1, hidden_size = {width}], got {list(inputs_embeds.shape)}"
+            )
+        return inputs_embeds
+
+    def _check_ids(self, input_ids: Tensor) -> None:
         if input_ids.dim() != 2 or input_ids.is_floating_point() or input_ids.shape[1] == 0:
             raise ValueError(
                 f"input_ids must be integers of shape [B, T >= 1], got {input_ids.dtype} {list(input_ids.shape)}"
             )
         if input_ids.device.type == "cpu" and input_ids.numel() and not torch.compiler.is_compiling():
             low, high = (int(each) for each in input_ids.aminmax())
-            if low < 0 or high >= self.embed_tokens.num_embeddings:
-                wrong = low if low < 0 else high
+            size = self.embed_tokens.num_embeddings
+            if low < 0 or high >= size:
                 raise ValueError(
-                    f"input_ids must be from 0 to {self.embed_tokens.num_embeddings - 1} (vocab_size = "
-                    f"{self.embed_tokens.num_embeddings}), got {wrong}; was the text encoded by another tokenizer?"
+                    f"input_ids must be from 0 to {size - 1} (vocab_size = {size}), got {low if low < 0 else high}; "
+                    "was the text encoded by another tokenizer?"
                 )
-        return self.embed_tokens(input_ids)  # type: ignore[no-any-return]
 
     def state_size(self, T: int) -> int:
         """Bytes of one sequence's state after T tokens, in float32."""

@@ -1,0 +1,57 @@
+"""On a GPU: the same logits as on the CPU, whole, token by token, padded and packed; generation; bfloat16."""
+
+import pytest
+import torch
+
+from tests.models.cases import KINDS, decode, model, padded, tokens
+from tests.ops.cases import error
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_the_same_as_on_the_cpu(kind):
+    exact, net = model(kind, torch.float64), model(kind).cuda()
+    ids, mask = padded([30, 1, 17], "left")
+    for given in ({}, {"attention_mask": mask}):
+        wanted = exact(ids, **given)
+        found = net(ids.cuda(), **{name: value.cuda() for name, value in given.items()})
+        assert error(found.logits.cpu(), wanted.logits) <= 1e-3
+        more = tokens(3, 5, seed=2)
+        rest = decode(net, more.cuda(), found.past_key_values)
+        assert error(rest.cpu(), decode(exact, more, wanted.past_key_values)) <= 1e-3
+    packed = {"cu_seqlens": torch.tensor([0, 40, 90])}
+    assert error(net(ids.view(1, 90).cuda(), **packed).logits.cpu(), exact(ids.view(1, 90), **packed).logits) <= 1e-3
+
+
+@pytest.mark.parametrize("options", [{"do_sample": False}, {"num_beams": 3}], ids=["greedy", "beam"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_generation(kind, options):
+    net = model(kind).cuda()
+    ids, mask = (x.cuda() for x in padded([9, 4], "left"))
+    found = net.generate(ids, attention_mask=mask, max_new_tokens=10, **options)
+    assert torch.equal(found, net.generate(ids, attention_mask=mask, max_new_tokens=10, use_cache=False, **options))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bfloat16_trains_and_decodes(kind):
+    net, ids = model(kind, torch.bfloat16).cuda().train(), tokens(2, 100).cuda()
+    net(ids, labels=ids).loss.backward()
+    assert all(parameter.grad.isfinite().all() for parameter in net.parameters())
+    net.eval()
+    with torch.no_grad():
+        cache = net(ids[:, :90]).past_key_values
+        assert error(decode(net, ids[:, 90:], cache), net(ids).logits[:, 90:]) <= 0.1
+
+
+@torch.no_grad()
+def test_a_step_does_not_wait_for_the_gpu():
+    net, ids = model("vla").cuda(), tokens(2, 9).cuda()
+    cache = net(ids).past_key_values
+    net(ids[:, :1], past_key_values=cache)  # what is compiled or chosen once is not a step's
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        net(ids[:, :1], past_key_values=cache)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
