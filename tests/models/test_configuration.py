@@ -69,6 +69,7 @@ def test_every_mechanism_can_be_named(name):
         ({"vocab_size": 0}, "vocab_size must be at least 1"),
         ({"rms_norm_eps": 0.0}, "rms_norm_eps must be greater than 0"),
         ({"rope_theta": -1.0}, "rope_theta must be greater than 0"),
+        ({"initializer_range": 0}, "initializer_range must be greater than 0"),
         ({"mechanisms": "softmax", "head_dim": 7}, "head_dim must be even, got 7"),
         ({"eos_token_id": 50}, "eos_token_id must be below vocab_size = 50, got 50"),
         ({"pad_token_id": -1}, "pad_token_id must be at least 0"),

@@ -93,7 +93,7 @@ class VarlaConfig(PreTrainedConfig):  # type: ignore[misc]
         check_count("short_conv", self.short_conv, none_means="no convolution")
         for name in ("rms_norm_eps", "output_norm_eps"):
             check_number(name, getattr(self, name), above=0)
-        check_number("initializer_range", self.initializer_range, least=0)
+        check_number("initializer_range", self.initializer_range, above=0)
         if self.rope_theta is not None:
             check_number("rope_theta", self.rope_theta, above=0)
         for name in ("output_gate", "tie_word_embeddings", "use_cache"):
