@@ -5,10 +5,23 @@ from typing import Annotated
 import typer
 
 from varla import __version__
-from varla.cli import compare, demo, evaluate, info, mechanisms, models, report, reproduce, sweep, tasks, train
+from varla.cli import (
+    compare,
+    demo,
+    evaluate,
+    info,
+    mechanisms,
+    models,
+    report,
+    reproduce,
+    sweep,
+    tasks,
+    train,
+    train_lm,
+)
 from varla.cli.errors import Commands
 
-COMMANDS = (info, mechanisms, models, tasks, train, evaluate, compare, sweep, reproduce, report, demo)
+COMMANDS = (info, mechanisms, models, tasks, train, evaluate, compare, sweep, reproduce, report, demo, train_lm)
 
 app = typer.Typer(
     cls=Commands,

@@ -76,7 +76,7 @@ class RunConfig:
 
 def from_dict(values: Mapping[str, Any]) -> RunConfig:
     """Read nested dictionaries. Unknown keys and wrong types are errors that name the key by its path."""
-    return _read(RunConfig, values, "")
+    return read(RunConfig, values)
 
 
 def load(path: str | Path) -> dict[str, Any]:
@@ -141,7 +141,8 @@ def _copy(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in values.items()}
 
 
-def _read(kind: type[Config], values: Mapping[str, Any], path: str) -> Config:
+def read(kind: type[Config], values: Mapping[str, Any], path: str = "") -> Config:
+    """A dataclass from nested dictionaries. Unknown keys and wrong types are errors that name the key by its path."""
     hints = typing.get_type_hints(kind)
     known = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
     arguments: dict[str, Any] = {}
@@ -151,7 +152,7 @@ def _read(kind: type[Config], values: Mapping[str, Any], path: str) -> Config:
         if dataclasses.is_dataclass(hint):
             if not isinstance(value, Mapping):
                 raise TypeError(f"{path}{key} must hold keys and values, got {value!r}")
-            arguments[key] = _read(typing.cast("type[Any]", hint), value, f"{path}{key}.")
+            arguments[key] = read(typing.cast("type[Any]", hint), value, f"{path}{key}.")
         else:
             arguments[key] = _typed(f"{path}{key}", value, hint)
     return kind(**arguments)

@@ -1,0 +1,56 @@
+"""`varla train-lm`: a language model from text, through Hugging Face's Trainer."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from varla.cli.options import Settings
+from varla.cli.output import say, show, table
+
+EXAMPLES = """Example: varla train-lm --set data.train=book.txt --set model.preset=5m --out runs/book
+
+Example: varla train-lm config.yaml --out runs/first
+
+Example: varla train-lm --resume runs/first
+
+Example: torchrun --nproc-per-node 2 -m varla.cli train-lm config.yaml --out runs/first"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("train-lm", epilog=EXAMPLES)(train_lm)
+
+
+def train_lm(
+    config: Annotated[
+        Path | None, typer.Argument(help="Settings as YAML; what it leaves out takes the defaults.", metavar="CONFIG")
+    ] = None,
+    settings: Settings = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run.", metavar="FOLDER")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Go on with the run in this folder from its newest checkpoint.", metavar="FOLDER"),
+    ] = None,
+) -> None:
+    """Train a language model on text; checkpoints, the model and a record go to the run's folder."""
+    from varla.lm.settings import from_dict
+    from varla.training.config import load, override
+
+    if resume is not None and (config or settings or out):
+        raise ValueError("--resume goes on with the run's own settings: leave out CONFIG, --set and --out")
+    if resume is None and out is None:
+        raise ValueError("--out is needed: the folder that the model goes to")
+    chosen = None if resume else from_dict(override(load(config) if config else {}, settings or ()))
+    from varla.lm.training import read_settings, train
+
+    folder = resume or out
+    assert folder is not None  # one of them was given
+    record = train(chosen or read_settings(folder), folder, resume=resume is not None)
+    rows = [
+        (context, f"{found['bits per byte']:.4f}", f"{found['perplexity']:.3f}")
+        for context, found in record["scores"].items()
+    ]
+    say(f"model    {folder / 'model'}: {record['parameters']:,} parameters, {record['steps']} steps")
+    if rows:
+        show(table(("context", "bits per byte", "perplexity"), rows, right=("context", "bits per byte", "perplexity")))

@@ -1,0 +1,180 @@
+"""Text as one long array of tokens on disk, with the places where documents begin. Made once, then mapped."""
+
+import glob
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+BYTES = "bytes"  # the tokenizer that needs no files
+PIECE = 1 << 20  # characters that are tokenised at a time
+
+
+class TextError(ValueError):
+    """Text that cannot be read; the message names the file."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Tokens of all documents end to end [N], where each begins [documents], and the bytes of the text they are of."""
+
+    tokens: NDArray[Any]
+    starts: NDArray[np.int64]
+    text_bytes: int
+
+    def __len__(self) -> int:
+        """Tokens."""
+        return len(self.tokens)
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Of text, on average."""
+        return self.text_bytes / len(self.tokens)
+
+    def split(self, share: float) -> tuple["Corpus", "Corpus"]:
+        """All but the last share of the tokens, and that share; each gets its part of the bytes."""
+        cut = len(self.tokens) - round(share * len(self.tokens))
+        parts = []
+        for begin, end in ((0, cut), (cut, len(self.tokens))):
+            inside = self.starts[(self.starts > begin) & (self.starts < end)] - begin
+            size = round(self.text_bytes * (end - begin) / max(1, len(self.tokens)))
+            parts.append(Corpus(self.tokens[begin:end], np.concatenate(([0], inside)), size))
+        return parts[0], parts[1]
+
+
+def load_tokenizer(name: str) -> Any:
+    """A tokenizer: "bytes" (256 and three special ones), a folder, or a name on the hub."""
+    from transformers import AutoTokenizer, ByT5Tokenizer
+
+    if name == BYTES:
+        return ByT5Tokenizer(extra_ids=0)
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise TextError(
+            f"tokenizer {name!r} is neither {BYTES!r}, nor a folder with one, nor on the hub: {first}"
+        ) from error
+
+
+def files(source: str | list[str]) -> list[Path]:
+    """The files that paths and patterns name, in order; a pattern that matches nothing is an error."""
+    found: list[Path] = []
+    for pattern in [source] if isinstance(source, str) else source:
+        matches = sorted(glob.glob(pattern, recursive=True))
+        if not matches:
+            raise TextError(f"no file matches {pattern!r}")
+        found += [Path(match) for match in matches if Path(match).is_file()]
+    return found
+
+
+def documents(source: str | list[str] | Mapping[str, Any]) -> Iterator[str]:
+    """The texts of a source: .jsonl files have one a line (key "text"), others are one each; or a dataset's column."""
+    if isinstance(source, Mapping):
+        yield from _dataset(source)
+        return
+    for path in files(source):
+        if path.suffix == ".jsonl":
+            yield from _lines(path)
+        else:
+            yield read_text(path)
+
+
+def read_text(path: Path) -> str:
+    """A file's text; one that is not UTF-8 is an error that says where."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise TextError(f"{path} is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}") from error
+    except OSError as error:
+        raise TextError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _lines(path: Path) -> Iterator[str]:
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            text = json.loads(line)["text"]
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise TextError(f'{path}, line {number}: not a JSON object with a key "text"') from error
+        if not isinstance(text, str):
+            raise TextError(f'{path}, line {number}: "text" must be a string, got {type(text).__name__}')
+        yield text
+
+
+def _dataset(source: Mapping[str, Any]) -> Iterator[str]:
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise TextError("a dataset by name needs the package datasets: pip install 'varla[lm]'") from error
+    column = source.get("column", "text")
+    found = datasets.load_dataset(source["dataset"], source.get("config"), split=source.get("split", "train"))
+    if column not in found.column_names:
+        raise TextError(f"dataset {source['dataset']!r} has no column {column!r}, but {', '.join(found.column_names)}")
+    for row in found:
+        yield row[column]
+
+
+def corpus(source: str | list[str] | Mapping[str, Any], tokenizer: Any, folder: Path) -> Corpus:
+    """The source's tokens, from `folder` if they were made before of the same text and tokenizer.
+
+    Every document ends with the tokenizer's end-of-text token, if it has one.
+    """
+    folder = folder / _key(source, tokenizer)
+    done = folder / "size.json"
+    if not done.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        size = _write(documents(source), tokenizer, folder)
+        done.write_text(json.dumps(size))  # last: what was cut short has none
+    tokens = np.memmap(folder / "tokens.bin", _kind(tokenizer), "r")
+    return Corpus(tokens, np.load(folder / "starts.npy"), json.loads(done.read_text())["text bytes"])
+
+
+def _write(texts: Iterator[str], tokenizer: Any, folder: Path) -> dict[str, int]:
+    starts, count, size = [], 0, 0
+    end = tokenizer.eos_token_id
+    with (folder / "tokens.bin").open("wb") as file:
+        for text in texts:
+            if not text:
+                continue
+            starts.append(count)
+            size += len(text.encode())
+            for ids in (*_encode(text, tokenizer), [] if end is None else [end]):
+                np.asarray(ids, _kind(tokenizer)).tofile(file)
+                count += len(ids)
+    if not count:
+        raise TextError("there is no text: every document is empty")
+    np.save(folder / "starts.npy", np.asarray(starts, np.int64))
+    return {"tokens": count, "text bytes": size}
+
+
+def _encode(text: str, tokenizer: Any) -> Iterator[list[int]]:
+    """Token ids, a piece of the text at a time; pieces end at a line's end where they can."""
+    begin = 0
+    while begin < len(text):
+        end = min(begin + PIECE, len(text))
+        if end < len(text):
+            end = text.rfind("\n", begin, end) + 1 or end
+        yield tokenizer(text[begin:end], add_special_tokens=False, verbose=False)["input_ids"]
+        begin = end
+
+
+def _kind(tokenizer: Any) -> type[np.unsignedinteger[Any]]:
+    return np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32
+
+
+def _key(source: str | list[str] | Mapping[str, Any], tokenizer: Any) -> str:
+    """Tells texts and tokenizers apart: by the files' names, sizes and times, not by reading them."""
+    if isinstance(source, Mapping):
+        texts: list[Any] = [dict(source)]
+    else:
+        texts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files(source)]
+    words = hashlib.blake2b(json.dumps(sorted(tokenizer.get_vocab().items())).encode(), digest_size=8).hexdigest()
+    whole = json.dumps([texts, type(tokenizer).__name__, words, tokenizer.eos_token_id])
+    return hashlib.blake2b(whole.encode(), digest_size=8).hexdigest()

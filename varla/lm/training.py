@@ -1,0 +1,205 @@
+"""Training a language model through Hugging Face's Trainer, into one folder that can be gone on from.
+
+config.yaml, tokens/ (the text, tokenised once), checkpoint-N/ and logs/ (the Trainer's), model/ (the result, with its
+tokenizer), record.json.
+"""
+
+import dataclasses
+import math
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers.trainer_utils import get_last_checkpoint
+
+from varla.lm.packing import Rows, collate
+from varla.lm.scoring import scores
+from varla.lm.settings import LMSettings, from_dict
+from varla.lm.text import Corpus, corpus, load_tokenizer
+from varla.models import VarlaForCausalLM, preset
+from varla.ops.arguments import refuse_unknown
+from varla.outcomes import FINISHED
+from varla.training import environment
+from varla.training.config import load
+from varla.training.loop import Interrupted
+from varla.training.run import Run, RunError, write_aside
+from varla.training.stop import Stop
+from varla.training.update import Diverged
+
+DEFAULTS: Mapping[str, Any] = {
+    "max_steps": 1000,
+    "per_device_train_batch_size": 8,
+    "learning_rate": 1e-3,
+    "lr_scheduler_type": "cosine",
+    "warmup_steps": 0.1,  # a share
+    "weight_decay": 0.1,
+    "adam_beta2": 0.95,
+    "logging_steps": 10,
+    "save_steps": 500,
+    "save_total_limit": 2,
+    "report_to": "tensorboard",
+    "logging_nan_inf_filter": False,  # else a loss that is not finite is logged as if nothing were wrong
+}
+
+
+def read_settings(folder: Path) -> LMSettings:
+    """The settings that a run's folder was made with."""
+    file = folder / "config.yaml"
+    if not file.is_file():
+        raise RunError(f"{folder} holds no run: there is no config.yaml in it")
+    return from_dict(load(file))
+
+
+def train(settings: LMSettings, folder: str | Path, *, resume: bool = False) -> dict[str, Any]:
+    """Train to the end, score at every context length, and return the record. `resume` goes on from a checkpoint.
+
+    Raises Diverged, Interrupted (after saving), or ValueError for settings, text and folders that cannot be used.
+    """
+    folder = Path(folder)
+    main = int(os.environ.get("RANK", "0")) == 0
+    arguments = training_arguments(settings, folder)
+    tokenizer = load_tokenizer(settings.tokenizer)
+    with arguments.main_process_first(desc="text"):
+        if main or resume:
+            _check(settings, folder, resume)
+        train_text, validation = load_texts(settings, tokenizer, folder / "tokens")
+        if main and not resume:  # now that nothing is known to be wrong
+            write_aside(folder / "config.yaml", str(yaml.safe_dump(settings.to_dict(), sort_keys=False)))
+    set_seed(settings.seed)
+    model = build_model(settings.model, len(tokenizer), tokenizer)
+    with Stop() as stop, Run(folder).lock(main):
+        trainer = Trainer(
+            model,
+            arguments,
+            train_dataset=Rows(train_text, settings.data.context),
+            eval_dataset=None if validation is None else Rows(validation, settings.data.context),
+            data_collator=collate,
+            processing_class=tokenizer,
+            callbacks=[Watch(stop)],
+        )
+        last = get_last_checkpoint(str(folder)) if resume else None
+        result = trainer.train(resume_from_checkpoint=last)
+        steps = trainer.state.global_step
+        if stop.wanted and steps < trainer.state.max_steps:
+            raise Interrupted(f"stopped and saved after step {steps}; go on with: varla train-lm --resume {folder}")
+        found = {} if validation is None else evaluate(trainer.model, validation, settings)
+        trainer.save_model(str(folder / "model"))
+        record = {
+            "status": FINISHED,
+            "steps": steps,
+            "settings": settings.to_dict(),
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "train tokens": len(train_text),
+            "loss": result.training_loss,
+            "tokens/s": _tokens_per_second(trainer, settings, result.metrics),
+            "scores": found,
+            "environment": environment.describe(),
+        }
+        if main:
+            tokenizer.save_pretrained(folder / "model")
+            Run(folder).write_record(record)
+    return record
+
+
+def training_arguments(settings: LMSettings, folder: Path) -> TrainingArguments:
+    """The Trainer's settings: ours, under what is given. Its own errors are passed on."""
+    known = [field.name for field in dataclasses.fields(TrainingArguments) if field.init]
+    for name in settings.train:
+        refuse_unknown("key", f"train.{name}", [f"train.{each}" for each in known])
+    given = {**DEFAULTS, "disable_tqdm": not sys.stderr.isatty(), **settings.train}
+    if "num_train_epochs" in settings.train and "max_steps" not in settings.train:
+        del given["max_steps"]
+    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(folder / "logs"))
+    return TrainingArguments(
+        output_dir=str(folder), seed=settings.seed, data_seed=settings.seed, remove_unused_columns=False,
+        label_names=["labels"], **given,
+    )  # fmt: skip
+
+
+def load_texts(settings: LMSettings, tokenizer: Any, folder: Path) -> tuple[Corpus, Corpus | None]:
+    """(training text, validation text or None), tokenised; checked to have a row each."""
+    whole = corpus(settings.data.train, tokenizer, folder)
+    if not isinstance(settings.data.validation, float):
+        found: tuple[Corpus, Corpus | None] = whole, corpus(settings.data.validation, tokenizer, folder)
+    elif settings.data.validation > 0:
+        found = whole.split(settings.data.validation)
+    else:
+        found = whole, None
+    for each in found:
+        if each is not None:
+            Rows(each, settings.data.context)
+    return found
+
+
+def build_model(model: Mapping[str, Any], words: int, tokenizer: Any) -> VarlaForCausalLM:
+    """A new model of a preset with the tokenizer's vocabulary, or the one in a folder if its vocabulary is as large."""
+    if "folder" in model:
+        found: VarlaForCausalLM = VarlaForCausalLM.from_pretrained(model["folder"])
+        if found.config.vocab_size < words:
+            raise ValueError(
+                f"{model['folder']} has embeddings for {found.config.vocab_size} tokens, the tokenizer has {words}"
+            )
+        return found
+    changes = {key: value for key, value in model.items() if key != "preset"}
+    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    return VarlaForCausalLM(preset(model["preset"], **{"vocab_size": words, **ids, **changes}))
+
+
+def evaluate(model: Any, validation: Corpus, settings: LMSettings) -> dict[str, dict[str, float]]:
+    """Bits per byte and perplexity of the validation text, by context length."""
+    tokens = validation.tokens[: settings.evaluate.tokens]
+    found = scores(model, tokens, settings.evaluate.contexts, validation.bytes_per_token)
+    return {
+        str(context): {"bits per byte": each.bits_per_byte, "perplexity": each.perplexity, "tokens": each.tokens}
+        for context, each in found.items()
+    }
+
+
+class Watch(TrainerCallback):  # type: ignore[misc]
+    """Stops between steps when asked to, saved; and at a loss that is not finite."""
+
+    def __init__(self, stop: Stop):
+        """`stop` catches the signals."""
+        self.stop = stop
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        """Save and end, if asked to. One process of several is enough."""
+        wanted = torch.tensor(int(self.stop.wanted), device=args.device)
+        if args.world_size > 1:
+            torch.distributed.all_reduce(wanted)
+        if wanted:
+            self.stop.wanted = control.should_save = control.should_training_stop = True
+        return control
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
+        """Look at what was logged."""
+        for name in ("loss", "grad_norm"):
+            value = (logs or {}).get(name)
+            if value is not None and not math.isfinite(value):
+                raise Diverged(f"diverged by step {state.global_step}: {name} is {value}")
+
+
+def _check(settings: LMSettings, folder: Path, resume: bool) -> None:
+    """Check that the folder is free, or this run's."""
+    if resume:
+        before, now = read_settings(folder).to_dict(), settings.to_dict()
+        if before != now:
+            keys = ", ".join(sorted(key for key in now if now[key] != before.get(key)))
+            raise RunError(f"{folder} was made with other settings of {keys}: it cannot be resumed with these")
+    elif (folder / "config.yaml").exists():
+        raise RunError(f"{folder} already holds a run: resume it, or choose another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{folder} cannot be written to: {error.strerror or error}") from error
+
+
+def _tokens_per_second(trainer: Trainer, settings: LMSettings, metrics: Mapping[str, float]) -> float:
+    """Of all processes together, over the steps of this call."""
+    rows = metrics.get("train_samples_per_second", 0.0)
+    return rows * settings.data.context
