@@ -1,5 +1,6 @@
 """`varla train-lm`: a language model from text, through Hugging Face's Trainer."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -47,6 +48,8 @@ def train_lm(
     folder = resume or out
     assert folder is not None  # one of them was given
     record = train(chosen or read_settings(folder), folder, resume=resume is not None)
+    if os.environ.get("RANK", "0") != "0":  # one of several processes
+        return
     rows = [
         (context, f"{found['bits per byte']:.4f}", f"{found['perplexity']:.3f}")
         for context, found in record["scores"].items()

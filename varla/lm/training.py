@@ -72,6 +72,7 @@ def train(settings: LMSettings, folder: str | Path, *, resume: bool = False) -> 
             write_aside(folder / "config.yaml", str(yaml.safe_dump(settings.to_dict(), sort_keys=False)))
     set_seed(settings.seed)
     model = build_model(settings.model, len(tokenizer), tokenizer)
+    parameters = sum(p.numel() for p in model.parameters())
     with Stop() as stop, Run(folder).lock(main):
         trainer = Trainer(
             model,
@@ -82,6 +83,8 @@ def train(settings: LMSettings, folder: str | Path, *, resume: bool = False) -> 
             processing_class=tokenizer,
             callbacks=[Watch(stop)],
         )
+        if arguments.fsdp and not trainer.is_fsdp_enabled:
+            raise ValueError("train.fsdp needs GPUs: nothing would be sharded here")
         last = get_last_checkpoint(str(folder)) if resume else None
         result = trainer.train(resume_from_checkpoint=last)
         steps = trainer.state.global_step
@@ -93,10 +96,10 @@ def train(settings: LMSettings, folder: str | Path, *, resume: bool = False) -> 
             "status": FINISHED,
             "steps": steps,
             "settings": settings.to_dict(),
-            "parameters": sum(p.numel() for p in model.parameters()),
+            "parameters": parameters,
             "train tokens": len(train_text),
             "loss": result.training_loss,
-            "tokens/s": _tokens_per_second(trainer, settings, result.metrics),
+            "tokens/s": result.metrics["train_samples_per_second"] * settings.data.context,
             "scores": found,
             "environment": environment.describe(),
         }
@@ -197,9 +200,3 @@ def _check(settings: LMSettings, folder: Path, resume: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"{folder} cannot be written to: {error.strerror or error}") from error
-
-
-def _tokens_per_second(trainer: Trainer, settings: LMSettings, metrics: Mapping[str, float]) -> float:
-    """Of all processes together, over the steps of this call."""
-    rows = metrics.get("train_samples_per_second", 0.0)
-    return rows * settings.data.context

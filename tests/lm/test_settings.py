@@ -1,0 +1,35 @@
+"""Settings of a language model's training: what is wrong is named by its path."""
+
+import pytest
+
+from tests.lm.cases import settings
+from varla.lm.settings import from_dict
+
+
+def test_they_come_back_from_plain_dictionaries():
+    found = settings("*.txt", "train.learning_rate=3e-4", "seed=7")
+    assert from_dict(found.to_dict()) == found
+    assert found.train["learning_rate"] == 3e-4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("data.contxt=3", "unknown key 'data.contxt'; did you mean 'data.context'"),
+        ("data.context=1", "data.context must be at least 2"),
+        ("data.context=long", "data.context must be int"),
+        ("data.validation=1.5", "data.validation, as a share, must be below 1"),
+        ("data.train={dataset: x, colum: y}", "did you mean 'data.train.column'"),
+        ("data.train={split: train}", "data.train must be files, or name a dataset"),
+        ("data.train=[]", "data.train must name text"),
+        ("model={hidden_size: 32}", "model must have one of `preset`"),
+        ("model={folder: x, hidden_size: 32}", "nothing beside it can be changed"),
+        ("train.output_dir=x", "train.output_dir cannot be set: it is the run's folder"),
+        ("train.seed=3", "it is the key `seed`"),
+        ("evaluate.contexts=[1]", "evaluate.contexts must be at least 2"),
+        ("sed=3", "unknown key 'sed'; did you mean 'seed'"),
+    ],
+)
+def test_what_is_wrong_is_named(change, message):
+    with pytest.raises((ValueError, TypeError), match=message.replace("[", r"\[").replace("(", r"\(")):
+        settings("*.txt", change)

@@ -1,0 +1,99 @@
+"""Text to tokens: documents, files that cannot be read, and the array on disk."""
+
+import json
+
+import numpy as np
+import pytest
+
+from varla.lm import text
+from varla.lm.text import TextError, corpus, documents, load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer("bytes")
+
+
+def test_bytes_come_back(tokenizer, tmp_path):
+    (tmp_path / "a.txt").write_text("Grüße, 世界")
+    (tmp_path / "b.txt").write_text("second")
+    found = corpus([str(tmp_path / "*.txt")], tokenizer, tmp_path / "tokens")
+    assert found.starts.tolist() == [0, len("Grüße, 世界".encode()) + 1]
+    assert tokenizer.decode(found.tokens[: found.starts[1] - 1]) == "Grüße, 世界"
+    assert found.tokens[found.starts[1] - 1] == tokenizer.eos_token_id
+    assert found.text_bytes == len("Grüße, 世界".encode()) + 6
+    assert found.bytes_per_token == pytest.approx(found.text_bytes / len(found))
+
+
+def test_lines_of_json_are_documents(tokenizer, tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(json.dumps({"text": each}) + "\n" for each in ("one", "", "two")) + "\n")
+    assert list(documents(str(file))) == ["one", "", "two"]
+    assert len(corpus(str(file), tokenizer, tmp_path / "tokens").starts) == 2  # an empty one is none
+
+
+def test_pieces_of_a_long_text_are_the_whole(tokenizer, tmp_path, monkeypatch):
+    long = "".join(f"line {i}\n" for i in range(50)) + "x" * 90
+    (tmp_path / "a.txt").write_text(long)
+    monkeypatch.setattr(text, "PIECE", 40)
+    found = corpus(str(tmp_path / "a.txt"), tokenizer, tmp_path / "tokens")
+    assert tokenizer.decode(found.tokens[:-1]) == long
+
+
+def test_it_is_made_once_and_again_when_the_text_changes(tokenizer, tmp_path, monkeypatch):
+    file = tmp_path / "a.txt"
+    file.write_text("first text")
+    first = corpus(str(file), tokenizer, tmp_path / "tokens")
+    with monkeypatch.context() as patched:
+        patched.setattr(text, "documents", None)  # it is not read again
+        assert np.array_equal(corpus(str(file), tokenizer, tmp_path / "tokens").tokens, first.tokens)
+    file.write_text("another text, longer")
+    assert len(corpus(str(file), tokenizer, tmp_path / "tokens")) > len(first)
+
+
+def test_what_was_cut_short_is_made_anew(tokenizer, tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("some text")
+    whole = np.array(corpus(str(file), tokenizer, tmp_path / "tokens").tokens)
+    (folder,) = (tmp_path / "tokens").iterdir()
+    (folder / "size.json").unlink()
+    (folder / "tokens.bin").write_bytes(b"\0\0")
+    assert np.array_equal(corpus(str(file), tokenizer, tmp_path / "tokens").tokens, whole)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"good \xff bad", r"a.txt is not UTF-8 text: byte 5 is 0xff"),
+        ("a.txt", b"", "there is no text: every document is empty"),
+        ("a.jsonl", b'{"text": "x"}\n{"txt": 1}\n', r'a.jsonl, line 2: not a JSON object with a key "text"'),
+        ("a.jsonl", b'{"text": 3}\n', r'line 1: "text" must be a string, got int'),
+        ("a.jsonl", b"[1]\n", "line 1: not a JSON object"),
+    ],
+)
+def test_text_that_cannot_be_read_is_named(tokenizer, tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TextError, match=message):
+        corpus(str(tmp_path / name), tokenizer, tmp_path / "tokens")
+
+
+def test_a_pattern_that_matches_nothing_is_an_error(tokenizer, tmp_path):
+    with pytest.raises(TextError, match="no file matches"):
+        corpus(str(tmp_path / "*.txt"), tokenizer, tmp_path / "tokens")
+
+
+def test_a_tokenizer_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(TextError, match="is neither 'bytes', nor a folder with one"):
+        load_tokenizer(str(tmp_path / "none"))
+
+
+def test_a_share_is_split_off_the_end(tokenizer, tmp_path):
+    for i in range(4):
+        (tmp_path / f"{i}.txt").write_text("x" * 99)
+    whole = corpus(str(tmp_path / "*.txt"), tokenizer, tmp_path / "tokens")
+    first, last = whole.split(0.3)
+    assert len(first) + len(last) == len(whole) == 400
+    assert len(last) == 120
+    assert first.starts.tolist() == [0, 100, 200]
+    assert last.starts.tolist() == [0, 20]
+    assert first.text_bytes + last.text_bytes == pytest.approx(whole.text_bytes, abs=1)

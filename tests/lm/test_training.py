@@ -1,0 +1,125 @@
+"""Training of language models: what it leaves, going on, stopping, diverging, and folders that cannot be used."""
+
+import json
+import math
+import os
+import shutil
+import signal
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+
+from tests.lm.cases import settings, write_text
+from varla.lm import training
+from varla.lm.training import read_settings, train
+from varla.training import Diverged, Interrupted, RunError
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="module")
+def run(text, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    return folder, train(settings(text), folder)
+
+
+def losses(folder, step=6):
+    state = json.loads((folder / f"checkpoint-{step}" / "trainer_state.json").read_text())
+    return {entry["step"]: entry["loss"] for entry in state["log_history"] if "loss" in entry}
+
+
+def test_it_leaves_a_model_that_auto_classes_load(run):
+    folder, record = run
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    assert record["parameters"] == sum(p.numel() for p in model.parameters())
+    assert model.config.eos_token_id == tokenizer.eos_token_id
+    ids = tokenizer("abcde", return_tensors="pt").input_ids[:, :-1]
+    assert model.generate(ids, max_new_tokens=3, do_sample=False).shape == (1, 8)
+
+
+def test_the_record_says_what_was_done(run):
+    folder, record = run
+    assert json.loads((folder / "record.json").read_text()) == record
+    assert record["status"] == "finished"
+    assert record["steps"] == 6
+    assert record["tokens/s"] > 0
+    found = record["scores"]["32"]
+    assert found["bits per byte"] == pytest.approx(math.log2(found["perplexity"]), rel=0.05)  # a byte is a token
+    assert read_settings(folder).to_dict() == record["settings"]
+
+
+def test_it_goes_on_to_the_same_numbers(run, text, tmp_path):
+    folder, _ = run
+    again = tmp_path / "again"
+    shutil.copytree(folder, again)
+    shutil.rmtree(again / "checkpoint-6")
+    shutil.rmtree(again / "model")
+    train(settings(text), again, resume=True)
+    assert losses(again) == losses(folder)
+    a, b = (AutoModelForCausalLM.from_pretrained(each / "model").state_dict() for each in (folder, again))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+class Interrupt(TrainerCallback):
+    """Ctrl-C at step 2."""
+
+    def on_step_begin(self, args, state, control, **_):
+        if state.global_step == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(run, text, tmp_path, monkeypatch):
+    folder, _ = run
+    with monkeypatch.context() as patched:
+        patched.setattr(training, "Watch", Watched)
+        with pytest.raises(Interrupted, match=r"stopped and saved after step 2; go on with: varla train-lm --resume"):
+            train(settings(text), tmp_path / "run")
+    assert (tmp_path / "run" / "checkpoint-2").is_dir()
+    assert not (tmp_path / "run" / "model").exists()
+    train(settings(text), tmp_path / "run", resume=True)
+    assert losses(tmp_path / "run") == losses(folder)
+
+
+class Watched(training.Watch, Interrupt):
+    """The watch, with somebody at the keyboard."""
+
+
+def test_a_loss_that_is_not_finite_ends_it(text, tmp_path):
+    with pytest.raises(Diverged, match=r"diverged by step \d+"):
+        train(
+            settings(text, "train.learning_rate=1e30", "train.max_grad_norm=0", "train.warmup_steps=0"),
+            tmp_path / "run",
+        )
+
+
+def test_a_folder_in_use_is_refused_and_stays_as_it_was(run, text):
+    folder, _ = run
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    with pytest.raises(RunError, match="already holds a run: resume it, or choose another folder"):
+        train(settings(text), folder)
+    with pytest.raises(RunError, match="was made with other settings of seed"):
+        train(settings(text, "seed=1"), folder, resume=True)
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_what_is_wrong_leaves_the_folder_free(text, tmp_path):
+    with pytest.raises(ValueError, match="not enough for one row of 100000"):
+        train(settings(text, "data.context=100000"), tmp_path / "run")
+    with pytest.raises(ValueError, match=r"unknown key 'train.learning_rat'; did you mean 'train.learning_rate'"):
+        train(settings(text, "train.learning_rat=1"), tmp_path / "run")
+    assert not (tmp_path / "run" / "config.yaml").exists()
+    with pytest.raises(RunError, match="holds no run"):
+        read_settings(tmp_path / "run")
+
+
+def test_weights_to_go_on_from(run, text, tmp_path):
+    folder, _ = run
+    chosen = settings(text, f"model={{folder: {folder / 'model'}}}", "train.max_steps=1", "data.validation=0.0")
+    record = train(chosen, tmp_path / "run")
+    assert losses(tmp_path / "run", 1)[1] < losses(folder)[1]
+    assert record["scores"] == {}
