@@ -3,6 +3,7 @@ import os
 # Two test processes of two threads each on two cores take ten times as long as two of one thread, and numbers differ in
 # their last bits with the number of threads: one for all, also for the processes that tests start.
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test looks anything up
 os.environ["COLUMNS"] = "200"  # tables are as wide as this, whatever the terminal
 
 import torch

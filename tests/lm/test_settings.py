@@ -12,6 +12,10 @@ def test_they_come_back_from_plain_dictionaries():
     assert found.train["learning_rate"] == 3e-4
 
 
+def test_changes_alone_are_changes_to_the_smallest_preset():
+    assert settings("*.txt", "model={mechanisms: linear}").model == {"preset": "5m", "mechanisms": "linear"}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -22,7 +26,6 @@ def test_they_come_back_from_plain_dictionaries():
         ("data.train={dataset: x, colum: y}", "did you mean 'data.train.column'"),
         ("data.train={split: train}", "data.train must be files, or name a dataset"),
         ("data.train=[]", "data.train must name text"),
-        ("model={hidden_size: 32}", "model must have one of `preset`"),
         ("model={folder: x, hidden_size: 32}", "nothing beside it can be changed"),
         ("train.output_dir=x", "train.output_dir cannot be set: it is the run's folder"),
         ("train.seed=3", "it is the key `seed`"),

@@ -97,3 +97,17 @@ def test_a_share_is_split_off_the_end(tokenizer, tmp_path):
     assert first.starts.tolist() == [0, 100, 200]
     assert last.starts.tolist() == [0, 20]
     assert first.text_bytes + last.text_bytes == pytest.approx(whole.text_bytes, abs=1)
+
+
+def test_a_dataset_by_name(tokenizer, tmp_path, monkeypatch):
+    """A folder is a name, too."""
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.jsonl").write_text("".join(json.dumps({"body": each}) + "\n" for each in ("one", "two")))
+    source = {"dataset": str(tmp_path / "set"), "column": "body"}
+    assert list(documents(source)) == ["one", "two"]
+    with pytest.raises(TextError, match="has no column 'text', but body"):
+        list(documents({"dataset": str(tmp_path / "set")}))
+    with pytest.raises(TextError, match="dataset 'no-such-set' cannot be loaded"):
+        list(documents({"dataset": "no-such-set"}))

@@ -59,10 +59,24 @@ def test_it_goes_on_to_the_same_numbers(run, text, tmp_path):
     shutil.copytree(folder, again)
     shutil.rmtree(again / "checkpoint-6")
     shutil.rmtree(again / "model")
+    (again / "record.json").unlink()
     train(settings(text), again, resume=True)
     assert losses(again) == losses(folder)
     a, b = (AutoModelForCausalLM.from_pretrained(each / "model").state_dict() for each in (folder, again))
     assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_run_that_is_over_stays_as_it_is(run, text, tmp_path):
+    folder, record = run
+    assert train(settings(text), folder, resume=True) == record
+    cut = tmp_path / "cut"  # after the last step, before the model was written
+    shutil.copytree(folder, cut)
+    shutil.rmtree(cut / "model")
+    (cut / "record.json").unlink()
+    again = train(settings(text), cut, resume=True)
+    assert again["steps"] == 6
+    assert again["scores"] == record["scores"]
+    assert losses(cut) == losses(folder)
 
 
 class Interrupt(TrainerCallback):

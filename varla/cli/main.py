@@ -9,6 +9,7 @@ from varla.cli import (
     compare,
     demo,
     evaluate,
+    harness,
     info,
     mechanisms,
     models,
@@ -21,7 +22,21 @@ from varla.cli import (
 )
 from varla.cli.errors import Commands
 
-COMMANDS = (info, mechanisms, models, tasks, train, evaluate, compare, sweep, reproduce, report, demo, train_lm)
+COMMANDS = (
+    info,
+    mechanisms,
+    models,
+    tasks,
+    train,
+    evaluate,
+    compare,
+    sweep,
+    reproduce,
+    report,
+    demo,
+    train_lm,
+    harness,
+)
 
 app = typer.Typer(
     cls=Commands,

@@ -26,6 +26,7 @@ OURS = {
     "remove_unused_columns": "batches are made of packed tokens",
     "label_names": "batches are made of packed tokens",
 }
+PRESET = "5m"  # of a model that names none
 SOURCE = ("dataset", "config", "split", "column")
 
 
@@ -70,7 +71,7 @@ class EvaluateSettings:
 class LMSettings:
     """Everything that makes a language model's training."""
 
-    model: Mapping = field(default_factory=lambda: {"preset": "5m"})  # type: ignore[type-arg]
+    model: Mapping = field(default_factory=dict)  # type: ignore[type-arg]
     tokenizer: str = "bytes"
     data: DataSettings = field(default_factory=DataSettings)
     train: Mapping = field(default_factory=dict)  # type: ignore[type-arg]
@@ -81,9 +82,9 @@ class LMSettings:
         """Check what can be checked without transformers; its own names are checked when they are used."""
         if not self.data.train:
             raise ValueError("data.train must name text: files such as [books/*.txt], or {dataset: NAME}")
-        if ("preset" in self.model) == ("folder" in self.model):
-            raise ValueError("model must have one of `preset` (and changes to it) or `folder` (weights to go on from)")
-        if "folder" in self.model and len(self.model) > 1:
+        if "folder" not in self.model:
+            object.__setattr__(self, "model", {"preset": PRESET, **self.model})
+        elif len(self.model) > 1:
             raise ValueError("model.folder is a whole model: nothing beside it can be changed")
         for name, reason in OURS.items():
             if name in self.train:

@@ -114,7 +114,10 @@ def _dataset(source: Mapping[str, Any]) -> Iterator[str]:
     except ModuleNotFoundError as error:
         raise TextError("a dataset by name needs the package datasets: pip install 'varla[lm]'") from error
     column = source.get("column", "text")
-    found = datasets.load_dataset(source["dataset"], source.get("config"), split=source.get("split", "train"))
+    try:
+        found = datasets.load_dataset(source["dataset"], source.get("config"), split=source.get("split", "train"))
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise TextError(f"dataset {source['dataset']!r} cannot be loaded: {error}") from error
     if column not in found.column_names:
         raise TextError(f"dataset {source['dataset']!r} has no column {column!r}, but {', '.join(found.column_names)}")
     for row in found:

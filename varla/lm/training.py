@@ -5,6 +5,7 @@ tokenizer), record.json.
 """
 
 import dataclasses
+import json
 import math
 import os
 import sys
@@ -64,16 +65,22 @@ def train(settings: LMSettings, folder: str | Path, *, resume: bool = False) -> 
     main = int(os.environ.get("RANK", "0")) == 0
     arguments = training_arguments(settings, folder)
     tokenizer = load_tokenizer(settings.tokenizer)
+    set_seed(settings.seed)
+    model = build_model(settings.model, len(tokenizer), tokenizer)
+    parameters = sum(p.numel() for p in model.parameters())
     with arguments.main_process_first(desc="text"):
         if main or resume:
             _check(settings, folder, resume)
         train_text, validation = load_texts(settings, tokenizer, folder / "tokens")
         if main and not resume:  # now that nothing is known to be wrong
             write_aside(folder / "config.yaml", str(yaml.safe_dump(settings.to_dict(), sort_keys=False)))
-    set_seed(settings.seed)
-    model = build_model(settings.model, len(tokenizer), tokenizer)
-    parameters = sum(p.numel() for p in model.parameters())
+    if resume and Run(folder).record().get("status") == FINISHED:
+        return Run(folder).record()  # the Trainer would make one step more
     with Stop() as stop, Run(folder).lock(main):
+        last = get_last_checkpoint(str(folder)) if resume else None
+        over = last is not None and steps_of(last) >= arguments.max_steps > 0
+        if over:  # and cut short after that: again, it would make one step more
+            model = VarlaForCausalLM.from_pretrained(last)
         trainer = Trainer(
             model,
             arguments,
@@ -85,21 +92,21 @@ def train(settings: LMSettings, folder: str | Path, *, resume: bool = False) -> 
         )
         if arguments.fsdp and not trainer.is_fsdp_enabled:
             raise ValueError("train.fsdp needs GPUs: nothing would be sharded here")
-        last = get_last_checkpoint(str(folder)) if resume else None
-        result = trainer.train(resume_from_checkpoint=last)
-        steps = trainer.state.global_step
+        metrics: Mapping[str, float] = {} if over else trainer.train(resume_from_checkpoint=last).metrics
+        steps = arguments.max_steps if over else trainer.state.global_step
         if stop.wanted and steps < trainer.state.max_steps:
             raise Interrupted(f"stopped and saved after step {steps}; go on with: varla train-lm --resume {folder}")
         found = {} if validation is None else evaluate(trainer.model, validation, settings)
         trainer.save_model(str(folder / "model"))
+        speed = metrics.get("train_samples_per_second")
         record = {
             "status": FINISHED,
             "steps": steps,
             "settings": settings.to_dict(),
             "parameters": parameters,
             "train tokens": len(train_text),
-            "loss": result.training_loss,
-            "tokens/s": result.metrics["train_samples_per_second"] * settings.data.context,
+            "loss": metrics.get("train_loss"),
+            "tokens/s": None if speed is None else speed * settings.data.context,
             "scores": found,
             "environment": environment.describe(),
         }
@@ -107,6 +114,11 @@ def train(settings: LMSettings, folder: str | Path, *, resume: bool = False) -> 
             tokenizer.save_pretrained(folder / "model")
             Run(folder).write_record(record)
     return record
+
+
+def steps_of(checkpoint: str) -> int:
+    """Steps that a checkpoint of the Trainer's was made after."""
+    return int(json.loads((Path(checkpoint) / "trainer_state.json").read_text())["global_step"])
 
 
 def training_arguments(settings: LMSettings, folder: Path) -> TrainingArguments:

@@ -1,0 +1,36 @@
+"""`varla harness`: lm-evaluation-harness on a saved model."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from varla.cli.output import show, table
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog="Example: varla harness runs/book/model --task lambada_openai --limit 100")(harness)
+
+
+def harness(
+    model: Annotated[Path, typer.Argument(help="Folder of a saved model and its tokenizer.", metavar="MODEL")],
+    task: Annotated[list[str], typer.Option(help="A task of the harness; may be given several times.", metavar="NAME")],
+    include: Annotated[
+        Path | None, typer.Option(help="A folder with tasks of your own.", metavar="FOLDER", exists=True)
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Examples of each task.", metavar="N")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples at a time.", metavar="N")] = 8,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+) -> None:
+    """Run tasks of lm-evaluation-harness on a model; needs the extra `eval`."""
+    from varla.lm.harness import evaluate
+
+    found = evaluate(model, task, include=include, limit=limit, batch_size=batch_size, device=device)
+    rows = [
+        (name, key.partition(",")[0], f"{value:.4f}")
+        for name, values in found.items()
+        for key, value in values.items()
+        if isinstance(value, float)
+    ]
+    show(table(("task", "metric", "value"), rows, right=("value",)))
