@@ -51,6 +51,15 @@ def peak_bytes(function: Callable[[], object]) -> int:
     return peak
 
 
+def peak_resident() -> int:
+    """The most memory, in bytes, that this process ever had resident. Linux only.
+
+    Not `resource.getrusage`: a process begins there with the peak of the one that started it.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+
+
 def write(name: str, results: Mapping[str, Any]) -> Path:
     """Write results with the machine they were measured on to benchmarks/results/NAME.json."""
     RESULTS.mkdir(exist_ok=True)

@@ -12,6 +12,7 @@ import torch
 before, start = set(sys.modules), time.perf_counter()
 import varla
 varla.vla
+varla.Session
 print(json.dumps({"seconds": time.perf_counter() - start, "new": sorted(set(sys.modules) - before)}))
 """
 
@@ -53,7 +54,7 @@ def test_public_names_are_the_documented_ones():
 
     assert all(hasattr(varla, name) for name in varla.__all__)
     assert set(varla.__all__) <= set(dir(varla))
-    assert set(varla.ops.__all__) == set(varla.__all__) - {"__version__"}
+    assert set(varla.ops.__all__) == set(varla.__all__) - {"Session", "__version__"}
     with pytest.raises(AttributeError, match="module 'varla' has no attribute 'vlaa'"):
         _ = varla.vlaa
     assert {"vla", "vla_step", "VLAState", "backends", "linear_attention", "delta_rule"} <= set(varla.__all__)

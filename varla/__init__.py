@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         vla,
         vla_step,
     )
+    from varla.session import Session
 
 __version__ = "0.1.0.dev0"
 
@@ -26,6 +27,7 @@ __all__ = [
     "Backend",
     "DeltaRuleState",
     "LinearAttentionState",
+    "Session",
     "State",
     "VLAState",
     "__version__",
@@ -43,12 +45,13 @@ __all__ = [
 if not TYPE_CHECKING:  # a type checker that saw this would believe in any name
 
     def __getattr__(name: str) -> Any:
-        """Load the operators, and torch with them, when one is first asked for: `varla --help` needs neither."""
+        """Load operators or session, and torch with them, when one is first asked for: `varla --help` needs neither."""
         if name not in __all__:
             raise AttributeError(f"module 'varla' has no attribute {name!r}")
-        from varla import ops
+        from importlib import import_module
 
-        found = globals()[name] = getattr(ops, name)
+        module = import_module("varla.session" if name == "Session" else "varla.ops")
+        found = globals()[name] = getattr(module, name)
         return found
 
     def __dir__() -> list[str]:

@@ -1,6 +1,8 @@
 import pytest
 
 from tests.cli.cases import TINY, varla, write
+from tests.session.cases import save
+from tests.session.cases import tiny as tiny_lm
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +24,9 @@ def diverged(tmp_path_factory, tiny):
     """A run that diverged at its second step, and what was printed. Read only."""
     folder = tmp_path_factory.mktemp("runs") / "second"
     return folder, varla("train", tiny, "--out", folder, "--device", "cpu", "--quiet", "--set", "train.lr=1e30")
+
+
+@pytest.fixture(scope="session")
+def lm(tmp_path_factory):
+    """The folder of a small language model of bytes, with its tokenizer. Read only."""
+    return save(tmp_path_factory.mktemp("models") / "lm", tiny_lm())

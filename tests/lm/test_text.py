@@ -35,7 +35,7 @@ def test_lines_of_json_are_documents(tokenizer, tmp_path):
 def test_pieces_of_a_long_text_are_the_whole(tokenizer, tmp_path, monkeypatch):
     long = "".join(f"line {i}\n" for i in range(50)) + "x" * 90
     (tmp_path / "a.txt").write_text(long)
-    monkeypatch.setattr(text, "PIECE", 40)
+    monkeypatch.setattr("varla.session.text.CHARACTERS", 40)
     found = corpus(str(tmp_path / "a.txt"), tokenizer, tmp_path / "tokens")
     assert tokenizer.decode(found.tokens[:-1]) == long
 

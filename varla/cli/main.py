@@ -9,12 +9,14 @@ from varla.cli import (
     compare,
     demo,
     evaluate,
+    generate,
     harness,
     info,
     mechanisms,
     models,
     report,
     reproduce,
+    score,
     sweep,
     tasks,
     train,
@@ -35,6 +37,8 @@ COMMANDS = (
     report,
     demo,
     train_lm,
+    generate,
+    score,
     harness,
 )
 

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from varla.session.text import encode
+
 BYTES = "bytes"  # the tokenizer that needs no files
-PIECE = 1 << 20  # characters that are tokenised at a time
 
 
 class TextError(ValueError):
@@ -148,24 +149,13 @@ def _write(texts: Iterator[str], tokenizer: Any, folder: Path) -> dict[str, int]
                 continue
             starts.append(count)
             size += len(text.encode())
-            for ids in (*_encode(text, tokenizer), [] if end is None else [end]):
+            for ids in (*encode([text], tokenizer), [] if end is None else [end]):
                 np.asarray(ids, _kind(tokenizer)).tofile(file)
                 count += len(ids)
     if not count:
         raise TextError("there is no text: every document is empty")
     np.save(folder / "starts.npy", np.asarray(starts, np.int64))
     return {"tokens": count, "text bytes": size}
-
-
-def _encode(text: str, tokenizer: Any) -> Iterator[list[int]]:
-    """Token ids, a piece of the text at a time; pieces end at a line's end where they can."""
-    begin = 0
-    while begin < len(text):
-        end = min(begin + PIECE, len(text))
-        if end < len(text):
-            end = text.rfind("\n", begin, end) + 1 or end
-        yield tokenizer(text[begin:end], add_special_tokens=False, verbose=False)["input_ids"]
-        begin = end
 
 
 def _kind(tokenizer: Any) -> type[np.unsignedinteger[Any]]:

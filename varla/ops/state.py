@@ -73,19 +73,7 @@ class State:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state to a safetensors file. The file appears whole or not at all."""
-        path = Path(os.path.realpath(path))  # through a link, not over it
-        tensors = {name: x.detach().cpu().contiguous() for name, x in self.tensors().items()}
-        metadata = {"state": type(self).__name__, "version": _FILE_VERSION}
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            with aside.open("wb") as file:
-                file.write(safetensors.torch.save(tensors, metadata))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(aside, path)
-        except BaseException:
-            aside.unlink(missing_ok=True)
-            raise
+        write_safetensors(path, self.tensors(), {"state": type(self).__name__, "version": _FILE_VERSION})
 
     @classmethod
     def load(cls: type[StateT], path: str | os.PathLike[str], device: torch.device | str = "cpu") -> StateT:
@@ -164,6 +152,22 @@ def _check_state_tensors(tensors: dict[str, tuple[Tensor, str]]) -> None:
         wanted = torch.int64 if name == "t" else precision
         if x.dtype != wanted:
             raise TypeError(f"{name} must be {dtype_name(wanted)}, got {dtype_of(x)}")
+
+
+def write_safetensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write tensors to a safetensors file, which appears whole or not at all."""
+    path = Path(os.path.realpath(path))  # through a link, not over it
+    held = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with aside.open("wb") as file:
+            file.write(safetensors.torch.save(held, metadata))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def state_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -1,0 +1,138 @@
+"""`varla generate`: a trained model goes on with a text."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from varla.cli.options import Device, check_device
+
+if TYPE_CHECKING:
+    from varla.models import VarlaForCausalLM
+
+EXAMPLES = """Example: varla generate runs/book/model --prompt "It was a dark and" --temperature 0.8
+
+Example: varla generate runs/book/model --prompt-file chapter.txt --save-state chapter.state
+
+Example: varla generate runs/book/model --state chapter.state --tokens 500
+
+Example: cat chapter.txt | varla generate runs/book/model -"""
+STDIN = "-"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog=EXAMPLES)(generate)
+
+
+def generate(
+    model: Annotated[Path, typer.Argument(help="Folder of a model, with its tokenizer.", metavar="MODEL")],
+    source: Annotated[str | None, typer.Argument(help="-: the prompt is standard input.", metavar="[-]")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Text to go on with.", metavar="TEXT")] = None,
+    prompt_file: Annotated[
+        Path | None, typer.Option(help="File of text to go on with, of any length.", metavar="FILE")
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="How many tokens at the most.")] = 200,
+    temperature: Annotated[float, typer.Option(help="0: always the likeliest token.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(help="Draw from so many of the likeliest tokens.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Draw from the fewest likeliest tokens with this probability together.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the draws; left out, another text every time.")] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="Go on from a state that --save-state wrote; the prompt is read after it.")
+    ] = None,
+    save_state: Annotated[
+        Path | None, typer.Option(help="Write the state at the end to this file, to go on from.", metavar="FILE")
+    ] = None,
+    device: Device = None,
+) -> None:
+    """Go on with a prompt, token by token, in constant memory; the text goes to standard output as it is made.
+
+    The state has read the prompt and what was printed.
+    """
+    _check_sources(source, prompt, prompt_file, state)
+    from varla.ops.arguments import check_count
+    from varla.session import Session
+    from varla.session.file import check_target
+    from varla.session.sampling import Sampling
+
+    # Everything that can be refused is, before a long prompt is read.
+    check_count("--tokens", tokens, least=0)
+    check_count("--seed", seed, least=0, none_means="another text every time")
+    Sampling(temperature, top_k, top_p)
+    if save_state is not None:
+        check_target(save_state)
+    with _prompt(source, prompt, prompt_file) as texts:
+        found, tokenizer = load(model, device)
+        session = Session(found, tokenizer) if state is None else Session.load(state, found, tokenizer)
+        before = session.position
+        if texts is not None:
+            session.feed_text(texts)
+            if session.position == before:
+                raise ValueError("the prompt is empty: there is nothing to go on with")
+    for text in session.generate_text(tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed):
+        typer.echo(text, nl=False)
+    if sys.stdout.isatty():
+        typer.echo()
+    if save_state is not None:
+        session.save(save_state)
+
+
+def load(folder: Path, device: str | None) -> "tuple[VarlaForCausalLM, Any]":
+    """(model, tokenizer) on the device asked for, or on a GPU where there is one."""
+    check_device(device)
+    from transformers.utils import logging
+
+    from varla.lm.folder import load_folder
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()  # what it would warn of is an error of ours
+    import torch
+
+    return load_folder(folder, device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def _check_sources(source: str | None, prompt: str | None, prompt_file: Path | None, state: Path | None) -> None:
+    if source not in (None, STDIN):
+        raise ValueError(f"unknown argument {source!r}: the prompt is given by --prompt, --prompt-file or {STDIN}")
+    given = sum(each is not None for each in (source, prompt, prompt_file))
+    if given > 1:
+        raise ValueError(f"give one of --prompt, --prompt-file and {STDIN} (standard input), not several")
+    if not given and state is None:
+        raise ValueError(
+            f"give a prompt: --prompt TEXT, --prompt-file FILE or {STDIN} for standard input; or a --state"
+        )
+
+
+@contextmanager
+def _prompt(source: str | None, prompt: str | None, file: Path | None) -> Iterator[Iterator[str] | None]:
+    """The prompt in pieces; None if there is none. A file is open meanwhile."""
+    from varla.session.text import read_utf8
+
+    if prompt is not None:
+        yield iter([prompt])
+    elif source == STDIN or file == Path(STDIN):
+        yield read_utf8(_standard_input(), "standard input")
+    elif file is not None:
+        with open_text(file) as opened:
+            yield read_utf8(opened, str(file))
+    else:
+        yield None
+
+
+def open_text(path: Path) -> BinaryIO:
+    """The file, opened; one that is not there or is none is a ValueError."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder, not a file of text")
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _standard_input() -> BinaryIO:
+    return sys.stdin.buffer

@@ -1,0 +1,42 @@
+"""A trained model's folder: configuration, weights and tokenizer, as `save_pretrained` writes them."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from varla.models import VarlaForCausalLM
+
+
+class FolderError(ValueError):
+    """The folder holds no model that can be used; the message says why."""
+
+
+def load_folder(folder: str | Path, device: str | torch.device = "cpu") -> tuple[VarlaForCausalLM, Any]:
+    """(model, tokenizer) of a folder. Nothing is looked for anywhere else."""
+    from transformers import AutoTokenizer
+
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FolderError(f"{folder} is not a folder with a model")
+    if not (folder / "config.json").is_file():
+        hint = f"; did you mean {folder / 'model'}?" if (folder / "model" / "config.json").is_file() else ""
+        raise FolderError(f"{folder} holds no model: there is no config.json in it{hint}")
+    try:
+        model = VarlaForCausalLM.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, TypeError, RuntimeError, KeyError) as error:
+        raise FolderError(f"{folder} cannot be loaded as a model: {_first_line(error)}") from error
+    if not any((folder / name).is_file() for name in ("tokenizer_config.json", "tokenizer.json")):
+        raise FolderError(f"{folder} holds no tokenizer: there is no tokenizer_config.json in it")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # its parser raises plain Exceptions
+        raise FolderError(f"{folder} holds a tokenizer that cannot be loaded: {_first_line(error)}") from error
+    known = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > known:
+        raise FolderError(f"{folder}: its tokenizer has {len(tokenizer)} tokens, its model embeddings for {known}")
+    return model.eval().to(device), tokenizer
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

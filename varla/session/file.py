@@ -1,0 +1,235 @@
+"""A session as one safetensors file: its tensors, and in the header JSON about the model that it belongs to.
+
+    logits [V]      position [1]      text [32]      layers.I.conv, layers.I.NAME for every tensor of a layer's state
+
+Numbers that grow are tensors, too, so that the header's length stays the same. `text` is what waits for the rest of a
+character: how many of the tokens were given out, then the tokens, then -1. Reading a file runs no code from it.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import safetensors
+import torch
+from torch import Tensor
+
+from varla.layers import LayerState
+from varla.ops.state import write_safetensors
+from varla.session.text import Decoder
+
+if TYPE_CHECKING:
+    from varla.models import VarlaCache, VarlaForCausalLM
+
+FORMAT = "varla session"
+VERSION = "1"
+_TEXT = 32  # places for the decoder's tokens: more than it ever holds
+_SAMPLE = 1024  # numbers of each weight that tell models apart
+# Settings that a state does not depend on.
+_FREE = {
+    "initializer_range", "max_position_embeddings", "use_cache", "bos_token_id", "eos_token_id", "pad_token_id",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a file holds; logits and decoder are None where there are none yet."""
+
+    cache: "VarlaCache"
+    logits: Tensor | None
+    decoder: Decoder | None
+
+
+def save(path: str | os.PathLike[str], model: "VarlaForCausalLM", content: Content) -> None:
+    """Write the file; it appears whole or not at all."""
+    check_target(path)
+    tensors = {"position": torch.tensor([content.cache.tokens]), "text": _pack(content.decoder)}
+    if content.logits is not None:
+        tensors["logits"] = content.logits
+    for i, state in enumerate(content.cache.states):
+        if state is not None:
+            tensors |= {f"layers.{i}.{name}": x for name, x in _named(state).items()}
+    tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
+    metadata = {
+        "format": FORMAT,
+        "version": VERSION,
+        "config": json.dumps(settings(model), sort_keys=True),
+        "weights": weights(model),
+        "checksum": _checksum(tensors),
+    }
+    write_safetensors(path, tensors, metadata)
+
+
+def check_target(path: str | os.PathLike[str]) -> None:
+    """Raise unless a session may be written there: to a folder that exists, and over nothing but a session."""
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise ValueError(f"{target} cannot be written: {target.parent} is not a folder")
+    if target.is_dir():
+        raise ValueError(f"{target} is a folder: a session is saved to a file")
+    if not target.exists():
+        return
+    try:
+        with safetensors.safe_open(target, framework="pt") as file:
+            found = (file.metadata() or {}).get("format")
+    except (safetensors.SafetensorError, OSError):
+        found = None
+    if found != FORMAT:
+        raise ValueError(f"{target} is there and is not a saved session: it is not written over")
+
+
+def load(path: str | os.PathLike[str], model: "VarlaForCausalLM", tokenizer: Any) -> Content:
+    """Read a file that `save` wrote for this model."""
+    metadata, tensors = _open(path)
+    if metadata.get("format") != FORMAT:
+        raise ValueError(f"{path} is not a saved session, but another safetensors file")
+    if metadata.get("version") != VERSION:
+        raise ValueError(f"{path} has session version {metadata.get('version')!r}; this varla reads {VERSION!r}")
+    try:
+        theirs = dict(json.loads(metadata["config"]))
+        checksum, their_weights = metadata["checksum"], metadata["weights"]
+    except (KeyError, ValueError, TypeError) as error:
+        raise ValueError(f"{path} is damaged: its header cannot be read") from error
+    _check_same(path, theirs, settings(model))
+    if their_weights != weights(model):
+        raise ValueError(
+            f"{path} is the state of another model: its settings are this model's, but its weights differ (trained "
+            "further, another seed, or another dtype)"
+        )
+    if checksum != _checksum(tensors):
+        raise ValueError(f"{path} is damaged: its tensors are not those that were saved")
+    return _content(path, model, tokenizer, tensors)
+
+
+def settings(model: "VarlaForCausalLM") -> dict[str, Any]:
+    """What of the configuration a state depends on, as JSON gives it back."""
+    from varla.models import VarlaConfig
+
+    config = model.config
+    found = {name: getattr(config, name) for name in VarlaConfig.__annotations__ if name not in _FREE}
+    found["mechanisms"] = config.layer_mechanisms
+    return dict(json.loads(json.dumps(found)))
+
+
+@torch.no_grad()
+def weights(model: "VarlaForCausalLM") -> str:
+    """Tells weights apart: a hash of every parameter's name, type, shape, and of numbers from all over it."""
+    found = hashlib.blake2b(digest_size=16)
+    for name, x in model.state_dict().items():
+        flat = x.detach().flatten()
+        sample = flat[:: max(1, flat.shape[0] // _SAMPLE)].cpu().contiguous()
+        found.update(f"{name} {x.dtype} {list(x.shape)} ".encode())
+        found.update(sample.view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def _check_same(path: str | os.PathLike[str], theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    different = [name for name in sorted({*theirs, *ours}) if theirs.get(name) != ours.get(name)]
+    if different:
+        listed = "; ".join(f"{name} is {theirs.get(name)!r} there, {ours.get(name)!r} here" for name in different[:3])
+        more = f"; and {len(different) - 3} more" if len(different) > 3 else ""
+        raise ValueError(f"{path} is the state of another model: {listed}{more}")
+
+
+def _open(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, Tensor]]:
+    if os.path.isdir(path):
+        raise ValueError(f"{path} is a folder, not a saved session")
+    if not os.path.exists(path):
+        raise ValueError(f"{path} is not there")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return dict(file.metadata() or {}), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (safetensors.SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is not a saved session, or was cut short: {error}") from error
+
+
+def _content(
+    path: str | os.PathLike[str], model: "VarlaForCausalLM", tokenizer: Any, tensors: dict[str, Tensor]
+) -> Content:
+    """The tensors as states of this model's layers, if they are such."""
+    from varla.models import VarlaCache
+
+    cache = VarlaCache(model.config)
+    position = _take(path, tensors, "position", [1], torch.int64)
+    text = _take(path, tensors, "text", [_TEXT], torch.int64)
+    tokens = int(position)
+    logits = None
+    if tokens:
+        like, logits_like = _template(model)
+        logits = _take(path, tensors, "logits", list(logits_like.shape), logits_like.dtype).to(model.device)
+        states: list[LayerState | None] = []
+        for i, state in enumerate(like):
+            found = {
+                name: _take(path, tensors, f"layers.{i}.{name}", _shape(state, name, x, tokens), x.dtype)
+                for name, x in _named(state).items()
+            }
+            if found["t"].tolist() != [tokens]:
+                raise ValueError(f"{path} is damaged: layer {i} has seen {found['t'].tolist()} tokens, not {tokens}")
+            found = {name: x.to(model.device) for name, x in found.items()}
+            conv = found.pop("conv", None)
+            states.append(LayerState(conv, state.memory.of(found.values())))
+        cache.write(states, tokens)
+    if tensors:
+        raise ValueError(f"{path} is damaged: it holds {min(tensors)!r}, which no session has")
+    return Content(cache, logits, _unpack(path, text, tokenizer))
+
+
+def _template(model: "VarlaForCausalLM") -> tuple[list[LayerState], Tensor]:
+    """(states, logits [V]) of one token, for their kinds, shapes and types."""
+    from varla.models import VarlaCache
+
+    cache = VarlaCache(model.config)
+    with torch.no_grad():
+        out = model(torch.zeros(1, 1, dtype=torch.int64, device=model.device), past_key_values=cache, use_cache=True)
+    return [state for state in cache.states if state is not None], out.logits[0, -1]
+
+
+def _named(state: LayerState) -> dict[str, Tensor]:
+    """A layer's tensors by name; the convolution's first, if there is one."""
+    return {**({} if state.conv is None else {"conv": state.conv}), **state.memory.tensors()}
+
+
+def _shape(state: LayerState, name: str, like: Tensor, tokens: int) -> list[int]:
+    """The shape after so many tokens: dimension L of a layout is theirs."""
+    letters = state.memory.LAYOUT.get(name, "").split()
+    return [tokens if i < len(letters) and letters[i] == "L" else size for i, size in enumerate(like.shape)]
+
+
+def _take(
+    path: str | os.PathLike[str], tensors: dict[str, Tensor], name: str, shape: list[int], dtype: torch.dtype
+) -> Tensor:
+    """Remove a tensor of this shape and type."""
+    found = tensors.pop(name, None)
+    if found is None:
+        raise ValueError(f"{path} is damaged: {name} is missing")
+    if list(found.shape) != shape or found.dtype != dtype:
+        raise ValueError(
+            f"{path} does not fit the model: {name} must be {dtype} {shape}, got {found.dtype} {list(found.shape)}"
+        )
+    return found
+
+
+def _pack(decoder: Decoder | None) -> Tensor:
+    if decoder is None:
+        return torch.full((_TEXT,), -1)
+    held = [decoder.known, *decoder.ids]
+    return torch.tensor(held + [-1] * (_TEXT - len(held)))
+
+
+def _unpack(path: str | os.PathLike[str], text: Tensor, tokenizer: Any) -> Decoder | None:
+    known, *ids = (each for each in text.tolist() if each >= 0) if int(text[0]) >= 0 else (-1,)
+    if known > len(ids):
+        raise ValueError(f"{path} is damaged: its text cannot be gone on with")
+    return None if known < 0 or tokenizer is None else Decoder(tokenizer, ids, known)
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    found = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        found.update(name.encode())
+        found.update(tensors[name].view(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()

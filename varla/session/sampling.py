@@ -1,0 +1,55 @@
+"""From logits to the next token."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from varla.ops.arguments import check_count, check_number
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen. temperature 0: the likeliest. top_k, top_p: among the likeliest only.
+
+    `top_k` tokens, then the fewest of those whose probabilities sum up to `top_p` of theirs. None: among all.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check ranges."""
+        check_number("temperature", self.temperature, least=0)
+        check_count("top_k", self.top_k, none_means="all tokens")
+        if self.top_p is not None:
+            check_number("top_p", self.top_p, above=0)
+            if self.top_p > 1:
+                raise ValueError(f"top_p must be at most 1, got {self.top_p!r}")
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """[V] float64 on the CPU, of logits [V]: a token drawn with a seed is then the same on every device."""
+        logits = logits.detach().cpu().double()
+        if not bool(logits.isfinite().all()):
+            raise ValueError("the model's logits are not finite: its weights or its state hold NaN or infinity")
+        if self.temperature == 0:
+            return torch.zeros_like(logits).index_fill(0, logits.argmax(), 1.0)
+        logits = (logits - logits.max()) / self.temperature
+        if self.top_k is not None and self.top_k < logits.shape[0]:
+            likeliest = logits.topk(self.top_k).indices
+            logits = torch.full_like(logits, -torch.inf).index_copy(0, likeliest, logits[likeliest])
+        p = logits.softmax(0)
+        if self.top_p is not None and self.top_p < 1:
+            values, order = p.sort(descending=True, stable=True)
+            before = values.cumsum(0) - values
+            p = p.index_fill(0, order[before >= self.top_p], 0.0)
+            p = p / p.sum()
+        return p
+
+    def draw(self, logits: Tensor, generator: torch.Generator | None) -> int:
+        """A token, of logits [V]. Without a generator, PyTorch's own."""
+        p = self.probabilities(logits)
+        if self.temperature == 0:
+            return int(p.argmax())
+        return int(torch.multinomial(p, 1, generator=generator))

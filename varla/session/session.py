@@ -1,0 +1,296 @@
+"""One sequence through one model, for as long as one likes."""
+
+import os
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from varla.ops.arguments import check_count
+from varla.session import file
+from varla.session.sampling import Sampling
+from varla.session.text import Decoder, encode
+
+if TYPE_CHECKING:
+    from varla.models import VarlaForCausalLM
+
+PIECE = 2048  # tokens that are read in one call of the model, at the most
+Tokens = Tensor | Iterable[int]
+Stop = int | str | Iterable[int | str] | None
+
+
+class Session:
+    """What a model has read, and what it makes of it: one sequence, of any length.
+
+        session = varla.Session(model, tokenizer)
+        session.feed("Once upon a time")
+        print(*session.generate_text(100, temperature=0.8, seed=1), sep="")
+        session.save("story.safetensors")
+        session = varla.Session.load("story.safetensors", model, tokenizer)
+
+    The state has one size for ever, whatever was read, but for the softmax layers of a model: their cache grows by
+    every token, in memory and in the file. Reading in other pieces gives the same numbers up to rounding; a session
+    that was loaded or forked goes on bit for bit as the first would.
+    """
+
+    def __init__(self, model: "VarlaForCausalLM", tokenizer: Any = None):
+        """An empty session. The tokenizer, transformers', is needed for text alone."""
+        _check_model(model)
+        if tokenizer is not None and len(tokenizer) > (known := model.get_input_embeddings().num_embeddings):
+            raise ValueError(
+                f"the tokenizer has {len(tokenizer)} tokens, the model embeddings for {known}: is it another model's?"
+            )
+        self.model, self.tokenizer = model, tokenizer
+        self.reset()
+
+    def reset(self) -> "Session":
+        """Forget everything."""
+        from varla.models import VarlaCache
+
+        self._cache: VarlaCache = VarlaCache(self.model.config)
+        self._logits: Tensor | None = None
+        self._decoder: Decoder | None = None
+        return self
+
+    # Reading.
+
+    def feed(self, tokens: Tokens | str) -> "Session":
+        """Read tokens or text after all that was read before; returns the session.
+
+        Tokens are integers [T], or [1, T], as a tensor, an array, a list or anything that can be iterated, also without
+        an end in sight: they are read PIECE at a time. A tensor, array or list that holds anything wrong is not read at
+        all; an iterator is read up to the piece with the first wrong token.
+
+        Text is encoded by itself at every call, without special tokens: what two calls are given does not grow
+        together to one token, and feeding "ab" may differ from feeding "a", then "b". Long text is encoded in pieces,
+        cut at ends of lines where there are any.
+        """
+        if isinstance(tokens, str):
+            self.feed_text([tokens])
+        elif isinstance(tokens, Iterator):
+            while piece := list(islice(tokens, PIECE)):
+                self._read(self._check(_tensor(piece)))
+        else:
+            self._read(self._check(_tensor(tokens)))
+        return self
+
+    def feed_text(self, texts: Iterable[str]) -> "Session":
+        """Read the strings as one text, as long as they come: that of a file which is too large for one string."""
+        tokenizer = self._need_tokenizer("text can be fed")
+        for ids in encode(texts, tokenizer):
+            self._read(self._check(torch.tensor(ids, dtype=torch.int64)))
+        return self
+
+    @torch.no_grad()
+    def _read(self, ids: Tensor) -> None:
+        """Ids [T], a piece at a time. A piece is read whole or, if something goes wrong, not at all."""
+        for begin in range(0, ids.shape[0], PIECE):
+            piece = ids[begin : begin + PIECE]
+            cache = self._cache.detach()  # the same tensors: nothing is updated in place
+            out = self.model(piece[None].to(self.model.device), past_key_values=cache, use_cache=True, logits_to_keep=1)
+            self._cache, self._logits, self._decoder = cache, out.logits[0, -1].clone(), None
+
+    def _check(self, ids: Tensor) -> Tensor:
+        """The same ids [T], if the model has an embedding for each."""
+        known = self.model.get_input_embeddings().num_embeddings
+        if ids.numel():
+            low, high = (int(each) for each in ids.aminmax())
+            if low < 0 or high >= known:
+                raise ValueError(
+                    f"tokens must be from 0 to {known - 1} (the model's vocabulary), got {low if low < 0 else high}; "
+                    "was the text encoded by another tokenizer?"
+                )
+        return ids
+
+    # What came of it.
+
+    @property
+    def position(self) -> int:
+        """Tokens read."""
+        return int(self._cache.tokens)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the state: of all layers, and the logits."""
+        return int(self._cache.nbytes) + (0 if self._logits is None else self._logits.nbytes)
+
+    @property
+    def logits(self) -> Tensor:
+        """Of the next token, [vocab_size], on the model's device."""
+        if self._logits is None:
+            raise ValueError("nothing was fed yet: a next token follows from at least one before it")
+        return self._logits.clone()
+
+    def probabilities(
+        self, *, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
+    ) -> Tensor:
+        """Of the next token, [vocab_size] float64 on the CPU: what `generate` draws from."""
+        return Sampling(temperature, top_k, top_p).probabilities(self.logits)
+
+    # Writing.
+
+    def generate(
+        self,
+        max_new_tokens: int | None = None,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stop: Stop = None,
+    ) -> Iterator[int]:
+        """Tokens, one by one. Those that came out were read, and no others: stop asking at any time, and go on.
+
+        Args:
+            max_new_tokens: how many at the most. None: until it stops.
+            temperature: 0 for the likeliest token every time.
+            top_k: draw from so many of the likeliest alone.
+            top_p: draw from the fewest of the likeliest with this much probability together.
+            seed: of the draws. None: PyTorch's own generator.
+            stop: a token or several that end it; each is the last that comes out. None: the model's end-of-text token,
+                if it has one; () for none.
+        """
+        tokens, strings = self._stops(stop)
+        if strings:
+            raise TypeError(f"stop must be token ids here, got {strings[0]!r}; generate_text stops at text")
+        return self._generate(*self._choice(max_new_tokens, temperature, top_k, top_p, seed), tokens)
+
+    def generate_text(
+        self,
+        max_new_tokens: int | None = None,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stop: Stop = None,
+    ) -> Iterator[str]:
+        """The same as text, in pieces of whole characters. `stop` may be text, too, or be text among tokens.
+
+        It stops after the piece that completes such a text. Special tokens have none. A character that is not whole at
+        the end comes out of the next call, unless something is fed before.
+        """
+        tokenizer = self._need_tokenizer("there is text")
+        tokens, strings = self._stops(stop)
+        choice = self._choice(max_new_tokens, temperature, top_k, top_p, seed)
+        return self._generate_text(tokenizer, self._generate(*choice, tokens), strings)
+
+    def _choice(
+        self, count: int | None, temperature: float, top_k: int | None, top_p: float | None, seed: int | None
+    ) -> tuple[int | None, Sampling, torch.Generator | None]:
+        """The checked arguments, when they are given and not at the first token."""
+        check_count("max_new_tokens", count, least=0, none_means="until it stops")
+        check_count("seed", seed, least=0, none_means="PyTorch's own generator")
+        sampling = Sampling(temperature, top_k, top_p)
+        _ = self.logits  # there must be some
+        return count, sampling, None if seed is None else torch.Generator().manual_seed(seed)
+
+    def _generate(
+        self, count: int | None, sampling: Sampling, generator: torch.Generator | None, stop: set[int]
+    ) -> Iterator[int]:
+        made = 0
+        while count is None or made < count:
+            token = sampling.draw(self.logits, generator)
+            self._read(torch.tensor([token]))
+            made += 1
+            yield token
+            if token in stop:
+                return
+
+    def _generate_text(self, tokenizer: Any, tokens: Iterator[int], stops: list[str]) -> Iterator[str]:
+        longest = max(map(len, stops), default=1)
+        tail = ""
+        decoder = Decoder(tokenizer) if self._decoder is None else self._decoder
+        for token in tokens:
+            text = decoder.add(token)
+            self._decoder = decoder  # reading the token dropped it
+            if not text:
+                continue
+            yield text
+            tail += text
+            if any(each in tail for each in stops):
+                return
+            tail = tail[len(tail) - longest + 1 :] if longest > 1 else ""
+
+    def _stops(self, stop: Stop) -> tuple[set[int], list[str]]:
+        """(tokens, texts) that end a generation."""
+        if stop is None:
+            found = self.model.generation_config.eos_token_id
+            stop = self.model.config.eos_token_id if found is None else found
+        given = [stop] if isinstance(stop, (int, str)) else list(stop or ())
+        tokens, strings = set(), []
+        for each in given:
+            if isinstance(each, str) and each:
+                strings.append(each)
+            elif isinstance(each, int) and not isinstance(each, bool):
+                tokens.add(int(self._check(torch.tensor([each]))))
+            else:
+                raise TypeError(f"stop must be token ids or text that is not empty, got {each!r}")
+        return tokens, strings
+
+    def _need_tokenizer(self, what: str) -> Any:
+        if self.tokenizer is None:
+            raise ValueError(f"{what} only with a tokenizer: Session(model, tokenizer)")
+        return self.tokenizer
+
+    # Keeping.
+
+    def fork(self) -> "Session":
+        """A session with the same past that goes on by itself. It shares the model, and no other memory."""
+        copy = Session(self.model, self.tokenizer)
+        copy._cache = self._cache.clone()
+        copy._logits = None if self._logits is None else self._logits.clone()
+        copy._decoder = None if self._decoder is None else self._decoder.clone()
+        return copy
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything to one safetensors file, whole or not at all. A session there is replaced, nothing else.
+
+        Its size does not depend on what was read, but for softmax layers.
+        """
+        file.save(path, self.model, file.Content(self._cache, self._logits, self._decoder))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], model: "VarlaForCausalLM", tokenizer: Any = None) -> "Session":
+        """Read what `save` wrote, for the model that it was saved from: same settings, same weights, any device.
+
+        Anything else is a ValueError that says what is wrong.
+        """
+        session = cls(model, tokenizer)
+        found = file.load(path, model, tokenizer)
+        session._cache, session._logits, session._decoder = found.cache, found.logits, found.decoder
+        return session
+
+    def __repr__(self) -> str:
+        """In short."""
+        return f"Session({self.position} tokens read, {self.nbytes} bytes)"
+
+
+def _check_model(model: object) -> None:
+    from varla.models import VarlaForCausalLM
+
+    if not isinstance(model, VarlaForCausalLM):
+        raise TypeError(f"model must be a varla.models.VarlaForCausalLM, got {type(model).__name__}")
+
+
+def _tensor(tokens: Any) -> Tensor:
+    """Tokens as [T] int64 on the CPU; an error for what are no token ids."""
+    if not isinstance(tokens, Tensor):
+        if isinstance(tokens, (bytes, dict)) or not hasattr(tokens, "__iter__"):
+            raise TypeError(f"tokens must be text or integers [T], got {type(tokens).__name__}")
+        if not hasattr(tokens, "dtype"):
+            tokens = list(tokens)
+        try:
+            tokens = torch.as_tensor(tokens) if len(tokens) else torch.zeros(0, dtype=torch.int64)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise TypeError(f"tokens must be text or integers [T]: {error}") from error
+    if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
+        raise TypeError(f"tokens must be integers, got {str(tokens.dtype).removeprefix('torch.')}")
+    if tokens.dim() == 2 and tokens.shape[0] == 1:
+        tokens = tokens[0]
+    if tokens.dim() != 1:
+        raise ValueError(f"tokens must have shape [T], or [1, T]: a session is one sequence, got {list(tokens.shape)}")
+    found: Tensor = tokens.detach().to("cpu", torch.int64)
+    return found

@@ -1,0 +1,98 @@
+"""Text in and out a piece at a time: files of any length to strings, strings to tokens, tokens to strings."""
+
+import codecs
+from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO
+
+CHARACTERS = 1 << 16  # that are tokenised at a time
+_WAIT = 8  # tokens without a whole character, at the most, that are waited for
+_PARTS = 3  # tokens that one character may still lack its last part of: UTF-8 has four bytes
+_CUT = "\N{REPLACEMENT CHARACTER}"  # what tokenizers decode part of a character to
+
+
+def read_utf8(file: BinaryIO, name: str) -> Iterator[str]:
+    """The text of a binary file, a piece at a time. What is not UTF-8 is a ValueError that says where."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    done = 0  # bytes before the chunk
+    while True:
+        chunk = file.read(CHARACTERS)
+        held = len(decoder.getstate()[0])
+        try:
+            text = decoder.decode(chunk, final=not chunk)
+        except UnicodeDecodeError as error:
+            where = done - held + error.start
+            raise ValueError(
+                f"{name} is not UTF-8 text: byte {where} is {error.object[error.start]:#04x} ({error.reason})"
+            ) from error
+        if text:
+            yield text
+        if not chunk:
+            return
+        done += len(chunk)
+
+
+def pieces(texts: Iterable[str], size: int) -> Iterator[str]:
+    """The same text in pieces of at most `size` characters, which end at a line's end where they can.
+
+    They do not depend on where `texts` are cut.
+    """
+    held = ""
+    for text in texts:
+        held += text
+        begin = 0
+        while len(held) - begin > size:
+            end = held.rfind("\n", begin, begin + size) + 1 or begin + size
+            yield held[begin:end]
+            begin = end
+        held = held[begin:]
+    if held:
+        yield held
+
+
+def encode(texts: Iterable[str], tokenizer: Any) -> Iterator[list[int]]:
+    """Token ids of a text, a piece at a time. No special tokens are added."""
+    for text in pieces(texts, CHARACTERS):
+        yield tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+
+
+class Decoder:
+    """Tokens to text as they come. A character that is split over tokens comes out when it is whole.
+
+    `ids` are tokens whose text was given out, the first `known` of them, and tokens that wait for the rest of a
+    character. The former are kept because some tokenizers decode a token by what stands before it.
+    """
+
+    def __init__(self, tokenizer: Any, ids: Iterable[int] = (), known: int = 0):
+        """Nothing decoded yet, or going on with what another decoder held."""
+        self.tokenizer = tokenizer
+        self.ids, self.known = list(ids), known
+
+    def add(self, token: int) -> str:
+        """The text that this token completes; "" if it completes none, or is a special token."""
+        self.ids.append(token)
+        text = self._new(len(self.ids))
+        if text and not text.endswith(_CUT):
+            return self._give(text, len(self.ids))
+        if len(self.ids) - self.known > _WAIT:  # no character is that long: these bytes are none
+            end = len(self.ids) - _PARTS
+            return self._give(self._new(end), end)
+        return ""
+
+    def flush(self) -> str:
+        """What is left, though it is not a whole character."""
+        return self._give(self._new(len(self.ids)), len(self.ids))
+
+    def clone(self) -> "Decoder":
+        """A decoder that goes on by itself."""
+        return Decoder(self.tokenizer, self.ids, self.known)
+
+    def _new(self, end: int) -> str:
+        return self._decode(self.ids[:end])[len(self._decode(self.ids[: self.known])) :]
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+    def _give(self, text: str, end: int) -> str:
+        self.ids, self.known = self.ids[self.known :], end - self.known
+        return text
