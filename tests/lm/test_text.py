@@ -1,6 +1,8 @@
 """Text to tokens: documents, files that cannot be read, and the array on disk."""
 
+import gzip
 import json
+import lzma
 
 import numpy as np
 import pytest
@@ -30,6 +32,27 @@ def test_lines_of_json_are_documents(tokenizer, tmp_path):
     file.write_text("".join(json.dumps({"text": each}) + "\n" for each in ("one", "", "two")) + "\n")
     assert list(documents(str(file))) == ["one", "", "two"]
     assert len(corpus(str(file), tokenizer, tmp_path / "tokens").starts) == 2  # an empty one is none
+
+
+@pytest.mark.parametrize(("suffix", "compress"), [(".gz", gzip.compress), (".xz", lzma.compress)])
+def test_files_may_be_compressed(tmp_path, suffix, compress):
+    lines = "".join(json.dumps({"text": each}) + "\n" for each in ("one", "two"))
+    (tmp_path / f"a.jsonl{suffix}").write_bytes(compress(lines.encode()))
+    (tmp_path / f"b.txt{suffix}").write_bytes(compress("Grüße\n".encode()))
+    assert list(documents([str(tmp_path / f"a.jsonl{suffix}"), str(tmp_path / f"b.txt{suffix}")])) == [
+        "one", "two", "Grüße\n",
+    ]  # fmt: skip
+    for content in (compress(lines.encode())[:-9], b"not compressed at all"):
+        (tmp_path / f"a.jsonl{suffix}").write_bytes(content)
+        with pytest.raises(TextError, match=f"a.jsonl{suffix} cannot be unpacked"):
+            list(documents(str(tmp_path / f"a.jsonl{suffix}")))
+
+
+def test_a_line_ends_at_its_end_alone(tmp_path):
+    """Not at what Unicode takes for one, which JSON need not escape."""
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "one\u2028two\x85three"}\r\n', newline="")
+    assert list(documents(str(file))) == ["one\u2028two\x85three"]
 
 
 def test_pieces_of_a_long_text_are_the_whole(tokenizer, tmp_path, monkeypatch):

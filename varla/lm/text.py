@@ -1,8 +1,11 @@
 """Text as one long array of tokens on disk, with the places where documents begin. Made once, then mapped."""
 
 import glob
+import gzip
 import hashlib
 import json
+import lzma
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +17,7 @@ from numpy.typing import NDArray
 from varla.session.text import encode
 
 BYTES = "bytes"  # the tokenizer that needs no files
+COMPRESSED: Mapping[str, Any] = {".gz": gzip, ".xz": lzma}
 
 
 class TextError(ValueError):
@@ -75,21 +79,29 @@ def files(source: str | list[str]) -> list[Path]:
 
 
 def documents(source: str | list[str] | Mapping[str, Any]) -> Iterator[str]:
-    """The texts of a source: .jsonl files have one a line (key "text"), others are one each; or a dataset's column."""
+    """The texts of a source: .jsonl files have one a line (key "text"), others are one each; or a dataset's column.
+
+    Files may be compressed: .jsonl.gz, .txt.xz.
+    """
     if isinstance(source, Mapping):
         yield from _dataset(source)
         return
     for path in files(source):
-        if path.suffix == ".jsonl":
+        if (path.with_suffix("") if path.suffix in COMPRESSED else path).suffix == ".jsonl":
             yield from _lines(path)
         else:
             yield read_text(path)
 
 
 def read_text(path: Path) -> str:
-    """A file's text; one that is not UTF-8 is an error that says where."""
+    """A file's text, unpacked if it is compressed; one that is not UTF-8 is an error that says where."""
     try:
+        if path.suffix in COMPRESSED:
+            with COMPRESSED[path.suffix].open(path, "rt", encoding="utf-8") as file:
+                return str(file.read())
         return path.read_text(encoding="utf-8")
+    except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+        raise TextError(f"{path} cannot be unpacked: {error}") from error
     except UnicodeDecodeError as error:
         raise TextError(f"{path} is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}") from error
     except OSError as error:
@@ -97,7 +109,7 @@ def read_text(path: Path) -> str:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    for number, line in enumerate(read_text(path).splitlines(), 1):
+    for number, line in enumerate(read_text(path).split("\n"), 1):
         if not line.strip():
             continue
         try:

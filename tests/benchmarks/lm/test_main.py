@@ -1,0 +1,156 @@
+"""The comparison at its smallest: made in parts, gone on with, and what is done when a run diverges."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks.lm import __main__ as command
+from benchmarks.lm import data
+from benchmarks.lm.contenders import CONTENDERS, FULL, QUICK, budget, flops
+from benchmarks.lm.record import Record, choices, everything
+from benchmarks.lm.run import Job, build, rate_at, run
+
+
+def fake(bits):
+    """A run's result, without the run."""
+    contexts = {"64": bits, "32": bits + 0.1, "2048": bits - 0.1}
+    found = {"status": "finished", "steps": 3, "tokens/s": 1e6, "seconds": {"all": 1.0}, "bits per byte": contexts}
+    return {**found, "parameters": 10, "state bytes": {"2048": 8}, "loss": [[1, 2.0]]}
+
+
+def best_at(rate):
+    return lambda job: fake(1 + abs(math.log(job.rate / rate)))
+
+
+def test_it_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "lm.json"
+    arguments = ["--quick", "--only", "vla", "softmax", "--seeds", "1", "--out", str(out)]
+    made = []
+
+    def stopping(job, *rest):
+        if len(made) == 4:
+            raise KeyboardInterrupt
+        made.append(job)
+        return run(job, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(command, "run", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            command.main(arguments)
+    before = json.loads(out.read_text())["runs"]
+    assert len(before) == 4
+    assert command.main(arguments) == 0
+    after = json.loads(out.read_text())["runs"]
+    assert after[:4] == before
+    assert [each["settings"]["purpose"] for each in after] == ["choice"] * 6 + ["report"] * 2
+    for each in after:
+        assert each["status"] == "finished"
+        assert each["tokens/s"] > 0
+        assert all(0 < bits < 16 for bits in each["bits per byte"].values())
+    assert list(after[-1]["bits per byte"]) == [str(context) for context in QUICK.contexts]
+    monkeypatch.setattr(command, "run", lambda *_: pytest.fail("all runs were made"))
+    capsys.readouterr()
+    assert command.main(arguments) == 0
+    assert "| vla |" in capsys.readouterr().out
+
+
+def test_the_best_rate_is_reported_seed_by_seed(tmp_path):
+    record = Record.load(tmp_path / "lm.json", QUICK, "text")
+    assert record.chosen("vla") is None
+    command.work(record, list(CONTENDERS), None, best_at(3e-3))
+    assert len(record.runs) == everything(QUICK)
+    assert all(record.chosen(name) == 3e-3 for name in CONTENDERS)
+    reported = [each["settings"] for each in record.runs if each["settings"]["purpose"] == "report"]
+    assert {each["rate"] for each in reported} == {3e-3}
+    assert [each["seed"] for each in reported] == [1] * len(CONTENDERS) + [2] * len(CONTENDERS)
+    assert {each["seed"] for each in reported} == set(QUICK.seeds)
+
+
+def test_other_settings_or_text_are_other_runs(tmp_path):
+    record = Record.load(tmp_path / "lm.json", QUICK, "text")
+    command.work(record, ["vla"], None, best_at(1e-3))
+    for scale, text in ((replace(QUICK, rows=4), "text"), (QUICK, "other text")):
+        assert Record.load(tmp_path / "lm.json", scale, text).next(["vla"]) == choices("vla", scale)[0]
+    assert Record.load(tmp_path / "lm.json", QUICK, "text").next(["vla"]) is None
+
+
+def test_a_run_that_would_not_end_in_time_is_not_begun(tmp_path, monkeypatch, capsys):
+    record = Record.load(tmp_path / "lm.json", FULL, "text")
+    clock = [0.0]
+    monkeypatch.setattr(command.time, "monotonic", lambda: clock[0])
+
+    def slow(job):
+        clock[0] += 20
+        return fake(1.0)
+
+    command.work(record, ["softmax"], 60.0, slow)
+    assert len(record.runs) == 2
+    assert "no time for softmax, choice" in capsys.readouterr().out
+
+
+def test_what_diverged_is_not_chosen(tmp_path):
+    record = Record.load(tmp_path / "lm.json", QUICK, "text")
+
+    def found(job):
+        return fake(1.0) if job.rate == 1e-2 else {**fake(1.0), "status": "diverged", "bits per byte": {}}
+
+    command.work(record, ["vla"], None, found)
+    assert record.chosen("vla") == 1e-2
+    everywhere = Record(tmp_path / "other.json", QUICK, "text")
+    command.work(everywhere, ["vla"], None, lambda job: {**fake(1.0), "status": "diverged", "bits per byte": {}})
+    assert everywhere.chosen("vla") is None
+    assert len(everywhere.runs) == len(QUICK.rates)
+
+
+def test_a_loss_that_is_not_finite_is_a_run_that_diverged():
+    train, validation = data.own()
+    rows = data.Texts.of(train, QUICK.context, torch.device("cpu"))
+    held = data.Validation.of(validation, max(QUICK.contexts), QUICK.context, QUICK.scored, QUICK.tried)
+    found = run(Job("linear", "choice", math.inf, 0, QUICK.choice), QUICK, rows, held)
+    assert found["status"] == "diverged"
+    assert found["bits per byte"] == {}
+    json.dumps(found)
+
+
+@pytest.mark.parametrize("name", CONTENDERS)
+def test_models_have_30_million_parameters_and_their_mixers(name):
+    with torch.device("meta"):
+        model = build(name, FULL)
+    assert 27e6 < sum(p.numel() for p in model.parameters()) < 31e6
+    assert set(model.config.layer_mechanisms) == set(CONTENDERS[name].layers)
+    assert len(model.config.layer_mechanisms) == FULL.depth
+    assert flops(name, FULL) > 6 * 25e6
+
+
+def test_the_rate_rises_and_falls():
+    rates = [rate_at(i, 100, 1.0) for i in range(100)]
+    assert rates[0] == pytest.approx(0.1)
+    assert max(rates) == rates[9] == 1.0
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[-1] == pytest.approx(0.1, abs=0.01)
+
+
+def test_the_contexts_divide_the_longest():
+    assert all(max(scale.contexts) % context == 0 for scale in (FULL, QUICK) for context in scale.contexts)
+    assert FULL.contexts == (512, 2048, 8192, 32768)
+
+
+def test_the_budget(capsys):
+    assert command.main(["--budget", "--tokens", "1000000"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in CONTENDERS)
+    assert "15 steps reported, 91 to choose" in shown
+    assert len(budget(FULL)) == len(CONTENDERS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [([], "--corpus FOLDER is needed"), (["--quick", "--seeds", "0"], "--seeds must be at least 1, got 0")],
+)
+def test_mistakes_are_named(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        command.main(arguments)
+    assert message in capsys.readouterr().err

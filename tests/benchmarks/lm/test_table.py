@@ -1,0 +1,64 @@
+"""The table of docs/language.md is that of the recorded runs."""
+
+import pytest
+
+from benchmarks.lm import contenders, table
+from benchmarks.lm.contenders import FULL, budget
+
+
+def made(name, seed, bits, purpose="report", rate=1e-3, rows=4, status="finished"):
+    settings = {"contender": name, "purpose": purpose, "rate": rate, "seed": seed, "rows": rows, "context": 2048}
+    return {
+        "settings": {**settings, "contexts": [512, 2048], "tokens": 81920},
+        "status": status,
+        "steps": 10,
+        "parameters": 29_520_384,
+        "state bytes": {"512": 1, "2048": 2_162_752},
+        "tokens/s": 600_000.0,
+        "bits per byte": {"512": bits, "2048": bits - 0.1} if status == "finished" else {},
+        "environment": {"gpus": ["a GPU"], "processor": "a CPU"},
+    }
+
+
+def test_the_docs_have_the_table_of_the_recorded_runs():
+    page = table.DOCS.read_text()
+    assert table.drawn(page, table.markdown(table.recorded())) == page
+
+
+def test_the_docs_have_the_budget_and_every_contender():
+    page = table.DOCS.read_text()
+    for row in budget(FULL):
+        assert "| " + " | ".join(row) + " |" in page
+    assert f"{FULL.steps(FULL.tokens)} steps" in page
+    assert all(f"| {name} |" in page for name in contenders.CONTENDERS)
+
+
+def test_nothing_was_run():
+    assert table.markdown([]) == table.markdown([made("vla", 0, 2.0, "choice")]) == table.NOT_RUN
+
+
+def test_means_and_spreads_over_seeds():
+    runs = [made("softmax", 1, 1.5), made("vla", 0, 9.0, "choice", 3e-3), made("vla", 1, 1.6), made("vla", 2, 1.7)]
+    header, _, softmax, vla, _, note = table.markdown(runs).split("\n")
+    assert header.startswith("|  | bits per byte at 512 | bits per byte at 2k | tokens/s |")
+    assert softmax == "| softmax | 1.500 | 1.400 | 0.60 M | 29.5 M | 2.16 MB | 0.001 | 1 |"
+    assert vla == "| vla | 1.650 ± 0.050 | 1.550 ± 0.050 | 0.60 M | 29.5 M | 2.16 MB | 0.001 | 1, 2 |"
+    assert "10 steps of 4 rows of 2048 bytes, 0.1 million in all; a GPU" in note
+    assert "Rates tried: 0.003" in note
+
+
+def test_only_runs_that_are_alike_are_compared():
+    runs = [made("softmax", 1, 1.5, rows=2), made("vla", 1, 1.6)]
+    assert "softmax" not in table.markdown(runs)
+
+
+def test_a_seed_that_diverged_is_said():
+    runs = [made("vla", 1, 1.6), made("vla", 2, 1.6, status="diverged")]
+    assert "| vla | diverged | diverged | 0.60 M |" in table.markdown(runs)
+
+
+def test_the_table_is_drawn_between_its_marks():
+    page = f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n"
+    assert table.drawn(page, "new") == f"before\n{table.BEGIN}\nnew\n{table.END}\nafter\n"
+    with pytest.raises(ValueError, match="no place for the table"):
+        table.drawn("nothing", "new")
