@@ -10,6 +10,7 @@ import hashlib
 import json
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,10 +41,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     held = data.Validation.of(validation, max(scale.contexts), scale.context, scale.scored, scale.tried)
     print(f"{len(rows)} rows of {scale.context} tokens, {rows.padding:.1%} padding; {len(held.reported)} tokens scored")
     record = Record.load(given.out, scale, corpus)
-    work(record, given.only or list(CONTENDERS), deadline, lambda job: run(job, scale, rows, held))
+    failed = work(
+        record, given.only or list(CONTENDERS), deadline, lambda job: run(job, scale, rows, held, given.eager)
+    )
     print(cost(scale, record.speeds()))
     print(markdown(record.runs))
-    return 0
+    return 1 if failed else 0
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -59,6 +62,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--choice", type=int, help="tokens of a run that tries a learning rate")
     parser.add_argument("--seeds", type=int, help="reported runs of every contender")
     parser.add_argument("--rows", type=int, help="rows of a step")
+    parser.add_argument("--eager", action="store_true", help="steps are not CUDA graphs")
     parser.add_argument("--out", type=Path, help="file of the runs")
     given = parser.parse_args(arguments)
     if given.corpus is None and not (given.quick or given.budget):
@@ -93,16 +97,28 @@ def texts(folder: Path | None) -> tuple[list[bytes], list[bytes], str]:
     )
 
 
-def work(record: Record, names: Sequence[str], deadline: float | None, do: Callable[[Job], dict[str, object]]) -> None:
-    """Run after run, until all are made or the next one would not end in time."""
-    while (job := record.next(names)) is not None:
+def work(
+    record: Record, names: Sequence[str], deadline: float | None, do: Callable[[Job], dict[str, object]]
+) -> list[str]:
+    """Run after run, until all are made or the next one would not end in time. Returns contenders that failed.
+
+    One that fails, for want of memory, say, is left alone, and the others go on.
+    """
+    failed: list[str] = []
+    while (job := record.next([name for name in names if name not in failed])) is not None:
         expected = seconds(job.contender, job.tokens, record.speeds().get(job.contender))
         if deadline is not None and time.monotonic() + SPARE * expected > deadline:
             print(f"no time for {job.contender}, {job.purpose}: about {expected:.0f} s")
-            return
-        found = do(job)
+            break
+        try:
+            found = do(job)
+        except RuntimeError:
+            traceback.print_exc()
+            failed.append(job.contender)
+            continue
         record.add(job, found)
         print(f"{job.contender}, {job.purpose}, rate {job.rate:g}, seed {job.seed}: {line(found)}", flush=True)
+    return failed
 
 
 def line(found: dict[str, object]) -> str:

@@ -82,15 +82,14 @@ def autocast(device: torch.device) -> torch.autocast:
 
 
 class Step:
-    """An update of the weights: on a GPU as a CUDA graph, from the fourth on."""
+    """An update of the weights: with `graph` as a CUDA graph, from the fourth on."""
 
-    def __init__(self, model: VarlaForCausalLM, optimizer: torch.optim.Optimizer, texts: Texts, rows: int):
+    def __init__(self, model: VarlaForCausalLM, optimizer: torch.optim.Optimizer, texts: Texts, rows: int, graph: bool):
         """A step reads `rows` rows. Nothing runs yet."""
         self.model, self.optimizer, self.texts = model, optimizer, texts
         device = texts.tokens.device
         self.rows = torch.zeros(rows, dtype=torch.int64, device=device)
-        gpu = device.type == "cuda"
-        self.call = Graphed(self._body, torch.Generator(device)) if gpu else self._body
+        self.call = Graphed(self._body, torch.Generator(device)) if graph else self._body
 
     def __call__(self, rows: Tensor) -> Tensor:
         """The loss on these rows [rows], a scalar on the device that the next call overwrites."""
@@ -134,14 +133,15 @@ class Clock:
         return [before.elapsed_time(after) / 1000 for before, after in pairs]
 
 
-def run(job: Job, scale: Scale, texts: Texts, validation: Validation) -> dict[str, Any]:
-    """Train and score; what came out, for the record."""
+def run(job: Job, scale: Scale, texts: Texts, validation: Validation, eager: bool = False) -> dict[str, Any]:
+    """Train and score; what came out, for the record. `eager`: no CUDA graph."""
     begun, device = time.perf_counter(), texts.tokens.device
+    graph = device.type == "cuda" and not eager
     torch.manual_seed(job.seed)
     model = build(job.contender, scale).to(device).train()
     steps = scale.steps(job.tokens)
     optimizer = optimizer_of(model, device)
-    step, clock = Step(model, optimizer, texts, scale.rows), Clock(device)
+    step, clock = Step(model, optimizer, texts, scale.rows, graph), Clock(device)
     losses = torch.zeros(steps, device=device)
     order = texts.order(scale.rows, steps, job.seed)
     clock.mark()
@@ -158,8 +158,9 @@ def run(job: Job, scale: Scale, texts: Texts, validation: Validation) -> dict[st
         "parameters": sum(p.numel() for p in model.parameters()),
         "state bytes": {str(T): model.model.state_size(T) for T in scale.contexts},
         "tokens/s": speed,
+        "graph": graph,
         "peak bytes": torch.cuda.max_memory_allocated() if device.type == "cuda" else None,
-        "loss": [[i + 1, round(curve[i], 4)] for i in range(0, steps, max(1, steps // POINTS))],
+        "loss": thin(curve),
         "bits per byte": {},
     }
     del step, optimizer
@@ -172,6 +173,12 @@ def run(job: Job, scale: Scale, texts: Texts, validation: Validation) -> dict[st
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     return found
+
+
+def thin(curve: list[float]) -> list[list[float | None]]:
+    """Some [step, loss]; None where it is no number, which JSON cannot say."""
+    some = range(0, len(curve), max(1, len(curve) // POINTS))
+    return [[i + 1, round(curve[i], 4) if math.isfinite(curve[i]) else None] for i in some]
 
 
 def scored(model: VarlaForCausalLM, job: Job, scale: Scale, validation: Validation) -> dict[str, float]:

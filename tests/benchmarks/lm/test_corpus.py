@@ -13,7 +13,7 @@ from varla.lm.text import documents
 
 def text(seed, size):
     words = (f"word{seed}x{i}" for i in range(size))
-    return " ".join(words)[:size]
+    return " ".join(words)[:size].replace(" ", "_")
 
 
 @pytest.fixture

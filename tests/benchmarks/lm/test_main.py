@@ -91,6 +91,20 @@ def test_a_run_that_would_not_end_in_time_is_not_begun(tmp_path, monkeypatch, ca
     assert "no time for softmax, choice" in capsys.readouterr().out
 
 
+def test_one_that_fails_does_not_stop_the_others(tmp_path, capsys):
+    record = Record.load(tmp_path / "lm.json", QUICK, "text")
+
+    def found(job):
+        if job.contender == "linear":
+            raise RuntimeError("out of memory")
+        return fake(1.0)
+
+    assert command.work(record, ["softmax", "linear", "vla"], None, found) == ["linear"]
+    assert "out of memory" in capsys.readouterr().err
+    assert {each["settings"]["contender"] for each in record.runs} == {"softmax", "vla"}
+    assert record.next(["linear"]) == choices("linear", QUICK)[0]
+
+
 def test_what_diverged_is_not_chosen(tmp_path):
     record = Record.load(tmp_path / "lm.json", QUICK, "text")
 
@@ -112,7 +126,7 @@ def test_a_loss_that_is_not_finite_is_a_run_that_diverged():
     found = run(Job("linear", "choice", math.inf, 0, QUICK.choice), QUICK, rows, held)
     assert found["status"] == "diverged"
     assert found["bits per byte"] == {}
-    json.dumps(found)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
 
 
 @pytest.mark.parametrize("name", CONTENDERS)
