@@ -38,7 +38,7 @@ types: $(READY)
 
 pytest: $(READY) $(OLDEST)/.ready browser
 	VARLA_TRANSFORMERS=5.22 $(BIN)/pytest -n 2
-	VARLA_TRANSFORMERS=5.17 PYTHONPATH=$(abspath $(OLDEST)) $(BIN)/pytest -n 2 tests/models
+	VARLA_TRANSFORMERS=5.17 PYTHONPATH=$(abspath $(OLDEST)) $(BIN)/pytest -n 2 tests/models tests/session/test_session.py tests/lm/test_training.py
 
 $(OLDEST)/.ready: $(READY) Makefile
 	rm -rf $(OLDEST)
