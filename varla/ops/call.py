@@ -20,7 +20,11 @@ from varla.ops.state import StateT, state_dtype
 # Below this many tokens the loop is quicker than setting a chunk up (python -m benchmarks.cpu).
 SHORT = 4
 
+# Up to so many tokens "auto" takes the kernels that go token by token: beyond, chunks fill a GPU better.
+KERNEL_TOKENS = 1024
+
 Loop = Callable[..., tuple[Tensor, Any]]
+Kernels = Callable[..., list[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -28,15 +32,16 @@ class Mechanism(Generic[StateT]):
     """An operator's parts: state, loops by backend, how a state begins if not as zeros, and its kernels if it has any.
 
     A loop takes (*inputs [B, T, H, *], state, settings), all in the state's precision, and returns (outputs, state).
-    `kernels` imports Triton and returns an operator like `chunk`, without its chunk size; `kernel_tokens` is up to
-    how many tokens "auto" takes it; `decodes` says that there is a kernel for one token as well.
+    `kernels` takes (inputs, tensors of the state, token counts, cu_seqlens, settings, whether derivatives are wanted),
+    imports Triton and returns [outputs, *final tensors, ...]; `kernel_tokens` is up to how many tokens "auto" takes
+    it; `decodes` says that there is a kernel for one token as well.
     """
 
     name: str
     state: type[StateT]
     loops: Mapping[str, Loop]
     initial: Callable[..., StateT] | None = None
-    kernels: Callable[[], Callable[..., list[Tensor]]] | None = None
+    kernels: Kernels | None = None
     kernel_tokens: float = math.inf
     decodes: bool = False
 
@@ -174,7 +179,7 @@ def _differentiated(tensors: Sequence[Tensor]) -> bool:
 
 
 def _run_operator(
-    kernels: Callable[[], Callable[..., list[Tensor]]] | None,
+    kernels: Kernels | None,
     inputs: Sequence[Tensor],
     state: StateT,
     settings: Settings,
@@ -190,7 +195,7 @@ def _run_operator(
     if kernels is None:
         outputs = chunk(list(inputs), memory, t, cu_seqlens, encode(settings), chunk_size, keep)
     else:
-        outputs = kernels()(list(inputs), memory, t, cu_seqlens, encode(settings), keep)
+        outputs = kernels(list(inputs), memory, t, cu_seqlens, settings, keep)
     t = t + (inputs[0].shape[1] if cu_seqlens is None else cu_seqlens.diff().to(t))
     return outputs[0], state.of((*outputs[1 : 1 + len(memory)], t))
 

@@ -4,13 +4,13 @@ The delta rule of Yang et al. is `delta_rule`; this one writes with full strengt
 paper's text the gate is a number; in its experiments every value channel (row of S) has its own.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from varla.ops.call import Mechanism, begin, choose, run, run_step
+from varla.ops.call import KERNEL_TOKENS, Mechanism, begin, choose, run, run_step
 from varla.ops.checks import check_inputs
 from varla.ops.features import unit
 from varla.ops.packing import check_packing
@@ -132,14 +132,23 @@ def _by_rows(
     return (o, DeltaRuleState(rows.S.reshape(-1, H, Dv, D), rows.t)) if return_state else o
 
 
-def _kernels() -> Callable[..., list[Tensor]]:
-    from varla.ops.triton import decayed_triton
+def _kernels(
+    inputs: Sequence[Tensor],
+    state: Sequence[Tensor],
+    t: Tensor,
+    cu_seqlens: Tensor | None,
+    settings: DecayedDeltaRuleSettings,
+    keep: bool,
+) -> list[Tensor]:
+    from varla.ops.triton import rows_triton
 
-    return decayed_triton  # type: ignore[no-any-return]
+    q, k, v, log_gate = inputs
+    k = unit(k.float())[0] if settings.normalize_key else k.float()
+    gate = log_gate.float().exp().expand(v.shape)
+    return rows_triton(q.float(), k, v, gate, None, *state, cu_seqlens, True, keep)  # type: ignore[no-any-return]
 
 
-# With one gate the chunk form is as good, and better for long sequences: those do not fill a GPU token by token.
-_DECAYED = Mechanism(
-    "decayed_delta_rule", DeltaRuleState, {"reference": _reference}, kernels=_kernels, kernel_tokens=1024
-)
-_CHANNELS = Mechanism("decayed_delta_rule", DeltaRuleState, {"reference": _reference}, kernels=_kernels)
+_LOOPS = {"reference": _reference}
+# With a gate per channel there is nothing better on a GPU, however long the sequence.
+_DECAYED = Mechanism("decayed_delta_rule", DeltaRuleState, _LOOPS, kernels=_kernels, kernel_tokens=KERNEL_TOKENS)
+_CHANNELS = Mechanism("decayed_delta_rule", DeltaRuleState, _LOOPS, kernels=_kernels)

@@ -3,6 +3,7 @@
 This is not what the VLA paper calls DeltaNet, which decays S by a gate and writes with full strength.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ def delta_rule(
         normalize_key: divide keys by their length; without it the recurrence can diverge for |k|^2 beta > 2.
         scale: factor on the queries. None: D ** -0.5, as in flash-linear-attention.
         initial_state, return_state, cu_seqlens, chunk_size: as for `varla.vla`.
-        backend: "reference", "chunk" or "auto".
+        backend: "reference", "chunk", "triton" (token by token, on a GPU) or "auto".
 
     Returns:
         o [B, T, H, Dv] in the inputs' type, or (o, DeltaRuleState) with `return_state`.
@@ -106,4 +107,24 @@ def _reference(
     return torch.stack(outputs, 1).to(v.dtype), DeltaRuleState(S, t)
 
 
-_DELTA = Mechanism("delta_rule", DeltaRuleState, {"reference": _reference})
+def _kernels(
+    inputs: Sequence[Tensor],
+    state: Sequence[Tensor],
+    t: Tensor,
+    cu_seqlens: Tensor | None,
+    settings: DeltaRuleSettings,
+    keep: bool,
+) -> list[Tensor]:
+    from varla.ops.triton import rows_triton
+
+    q, k, v, beta = inputs
+    q, k = (feature(x.float(), settings.feature_map) for x in (q, k))
+    q = unit(q)[0] if settings.normalize_query else q
+    k = unit(k)[0] if settings.normalize_key else k
+    strength = beta[..., 0].float()
+    found: list[Tensor] = rows_triton(q * settings.scale, k, v, None, strength, *state, cu_seqlens, True, keep)
+    return found
+
+
+# "auto" does not take the kernels yet: they have not been timed.
+_DELTA = Mechanism("delta_rule", DeltaRuleState, {"reference": _reference}, kernels=_kernels, kernel_tokens=0)

@@ -1,9 +1,11 @@
 """Linear attention (Katharopoulos et al. 2020): S <- S + v phi(k)^T, o = S phi(q) / (z . phi(q))."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from varla.ops.call import Mechanism, run, run_step
 from varla.ops.checks import check_inputs
@@ -29,7 +31,8 @@ def linear_attention(
 ) -> Any:
     """Causal linear attention in the contract of `varla.vla`, whose arguments of the same name mean the same.
 
-    q, k [B, T, H, D], raw; v [B, T, H, Dv]. Backends "reference", "chunk" and "auto".
+    q, k [B, T, H, D], raw; v [B, T, H, Dv]. Backends "reference", "chunk", "triton" (token by
+    token, on a GPU) and "auto".
     Returns o [B, T, H, Dv] in the inputs' type, or (o, LinearAttentionState) with `return_state`.
     """
     (q, k, v), sizes = check_inputs({"q": (q, "B T H D"), "k": (k, "B T H D"), "v": (v, "B T H Dv")})
@@ -75,4 +78,28 @@ def _reference(
     return torch.stack(outputs, 1).to(v.dtype), LinearAttentionState(S, z, t)
 
 
-_LINEAR = Mechanism("linear_attention", LinearAttentionState, {"reference": _reference})
+def _kernels(
+    inputs: Sequence[Tensor],
+    state: Sequence[Tensor],
+    t: Tensor,
+    cu_seqlens: Tensor | None,
+    settings: LinearAttentionSettings,
+    keep: bool,
+) -> list[Tensor]:
+    """The normaliser is one more row of S, whose value is always 1: it becomes z, and reads z . q."""
+    from varla.ops.triton import rows_triton
+
+    q, k, v = inputs
+    S, z = state
+    q, k = (feature(x.float(), settings.feature_map) for x in (q, k))
+    extended = pad(v.float(), (0, 1), value=1.0)
+    o, after, *_ = rows_triton(q, k, extended, None, None, torch.cat((S, z[..., None, :]), 2), cu_seqlens, False, keep)
+    o, along = o[..., :-1], o[..., -1:]
+    o = o / along.clamp(min=settings.eps) if settings.normalizer else o
+    return [o.to(v.dtype), after[:, :, :-1], after[:, :, -1]]
+
+
+# "auto" does not take the kernels yet: they have not been timed.
+_LINEAR = Mechanism(
+    "linear_attention", LinearAttentionState, {"reference": _reference}, kernels=_kernels, kernel_tokens=0
+)

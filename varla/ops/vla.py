@@ -1,6 +1,6 @@
 """`varla.vla` and `varla.vla_step`: the public operator."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 from varla.ops import reference, scan
 from varla.ops.call import Mechanism, run, run_step
 from varla.ops.checks import check_inputs, check_untracked
+from varla.ops.chunk import encode
 from varla.ops.settings import VLASettings
 from varla.ops.state import VLAState
 
@@ -148,10 +149,17 @@ def _initial(sizes: Mapping[str, int], settings: VLASettings, dtype: torch.dtype
     return state
 
 
-def _kernels() -> Callable[..., list[Tensor]]:
+def _kernels(
+    inputs: Sequence[Tensor],
+    state: Sequence[Tensor],
+    t: Tensor,
+    cu_seqlens: Tensor | None,
+    settings: VLASettings,
+    keep: bool,
+) -> list[Tensor]:
     from varla.ops.triton import vla_triton
 
-    return vla_triton  # type: ignore[no-any-return]
+    return vla_triton(inputs, state, t, cu_seqlens, encode(settings), keep)  # type: ignore[no-any-return]
 
 
 _LOOPS = {"reference": reference.vla_reference, "scan": scan.vla_scan}

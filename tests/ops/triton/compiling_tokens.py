@@ -9,10 +9,9 @@ import sys
 import torch
 
 from tests.ops.triton.compiling import report_launches
-from varla.ops.chunk import encode
-from varla.ops.settings import DecayedDeltaRuleSettings, VLASettings
+from varla.ops.settings import VLASettings
 from varla.ops.state import VLAState
-from varla.ops.triton import decayed, decode, sequential
+from varla.ops.triton import decode, sequential, token_rows
 
 
 def main(arch: int, dtype: torch.dtype, D: int, DV: int, refresh: int | None, gain: str) -> None:
@@ -25,10 +24,12 @@ def main(arch: int, dtype: torch.dtype, D: int, DV: int, refresh: int | None, ga
     q, k, v, u = (torch.randn(B, T, H, d).to(dtype) for d in (D, D, DV, D))
     decode.vla_decode_(*(x[:, 0] for x in (q, k, v, u)), state, settings)
     sequential.vla_sequential(q, k, v, u, state, settings)
-    S, t = state.S.requires_grad_(), state.t
-    inputs = [x.requires_grad_() for x in (q, k, v, torch.zeros_like(v))]
-    o, *_ = decayed.decayed_triton(inputs, [S], t, None, encode(DecayedDeltaRuleSettings(True)), True)
-    o.sum().backward()
+    S = state.S.requires_grad_()
+    wide = [x.float().requires_grad_() for x in (q, k)]
+    gate, beta = (torch.ones(B, T, H, *more).requires_grad_() for more in ((DV,), ()))
+    for g, b, error in ((gate, None, True), (None, beta, True), (None, None, False)):
+        o, *_ = token_rows.rows_triton(*wide, v.requires_grad_(), g, b, S, None, error, True)
+        o.sum().backward()
 
 
 if __name__ == "__main__":

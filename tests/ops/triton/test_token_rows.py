@@ -1,0 +1,222 @@
+"""Linear attention and the delta rules by their kernels against the plain loops in float64: on a GPU or interpreted."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import logsigmoid
+
+import varla
+from tests.ops.cases import randn, with_gradients
+from tests.ops.triton.cases import DEVICE, gpu, relative
+
+pytest.importorskip("triton")
+
+from varla.ops.triton import token_rows
+from varla.ops.triton.token_rows import EVERY
+
+B, H = 2, 2
+# "gate" and "channel" are the paper's "DeltaNet", with one gate a head or one for every value channel.
+KINDS = {
+    "linear": varla.linear_attention,
+    "delta": varla.delta_rule,
+    "gate": varla.decayed_delta_rule,
+    "channel": varla.decayed_delta_rule,
+}
+State = varla.LinearAttentionState | varla.DeltaRuleState
+
+
+def make(
+    kind: str, T: int, D: int = 16, Dv: int = 16, batch: int = B, sequences: int = B
+) -> tuple[list[torch.Tensor], State]:
+    inputs = [randn(batch, T, H, d, seed=i) for i, d in enumerate((D, D, Dv))]
+    S, t = randn(sequences, H, Dv, D, seed=7), torch.arange(sequences)
+    gate = 3 * randn(batch, T, H, Dv, seed=5)
+    gate[:, 4::9, :, 0] -= 40  # now and then a gate closes altogether
+    if kind == "linear":
+        return inputs, varla.LinearAttentionState(S, randn(sequences, H, D, seed=8).abs(), t)
+    if kind == "delta":
+        return [*inputs, gate[..., 0].sigmoid()], varla.DeltaRuleState(S, t)
+    return [*inputs, logsigmoid(gate if kind == "channel" else gate[..., 0])], varla.DeltaRuleState(S, t)
+
+
+def outcome(
+    kind: str, inputs: list[torch.Tensor], state: State, dtype: torch.dtype, device: str, **options: Any
+) -> dict[str, torch.Tensor]:
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    state = state.of(x.to(device, wide if x.is_floating_point() else None) for x in state.tensors().values())
+    return with_gradients(KINDS[kind], [x.to(device, dtype) for x in inputs], state, **options)
+
+
+def assert_agrees(kind: str, inputs: list[torch.Tensor], state: State, tolerance: float = 1e-5, **options: Any) -> None:
+    inputs = [x.float().double() for x in inputs]
+    state = state.of(x.float().double() if x.is_floating_point() else x for x in state.tensors().values())
+    got = outcome(kind, inputs, state, torch.float32, DEVICE, backend="triton", **options)
+    wanted = outcome(kind, inputs, state, torch.float64, "cpu", backend="reference", **options)
+    assert got.keys() == wanted.keys()
+    errors = {name: relative(got[name], wanted[name]) for name in wanted}
+    assert not {name: error for name, error in errors.items() if not error <= tolerance}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("T", [1, EVERY, 2 * EVERY + 2])
+def test_every_length(T: int, kind: str) -> None:
+    assert_agrees(kind, *make(kind, T))
+
+
+@pytest.mark.parametrize("kind", ["linear", "delta", "channel"])
+@pytest.mark.parametrize(("D", "Dv"), [(5, 4), (24, 40), (16, 65), (128, 17)])
+def test_every_width(D: int, Dv: int, kind: str) -> None:
+    assert_agrees(kind, *make(kind, 5, D, Dv))
+
+
+def test_one_dimension() -> None:
+    inputs, state = make("channel", 5, 1, 1)
+    assert_agrees("channel", inputs, state, normalize_key=False)  # of a unit key, the gradient would be zero
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("linear", {"normalizer": False}),
+        ("linear", {"feature_map": "identity", "normalizer": False}),
+        ("linear", {"eps": 30.0}),
+        ("delta", {"feature_map": "elu1", "scale": 0.3}),
+        ("delta", {"normalize_query": False}),
+        ("delta", {"normalize_key": False}),
+        ("channel", {"normalize_key": False}),
+    ],
+)
+def test_every_setting(kind: str, options: dict[str, Any]) -> None:
+    inputs, state = make(kind, 20)
+    inputs[1] = inputs[1] / (1 if options.get("normalize_key", True) else 8)
+    assert_agrees(kind, inputs, state, **options)
+
+
+def test_a_gate_that_is_shut() -> None:
+    inputs, state = make("channel", 20)
+    inputs[3][:, 7] = -float("inf")
+    assert_agrees("channel", inputs, state)
+
+
+@pytest.mark.parametrize("kind", ["delta", "channel"])
+def test_a_zero_key_writes_nothing(kind: str) -> None:
+    inputs, state = make(kind, 20)
+    inputs[1][:, 3] = 0
+    assert_agrees(kind, inputs, state)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed(kind: str) -> None:
+    lengths = [20, 0, EVERY, 1, 2 * EVERY - 1, 3]
+    inputs, state = make(kind, sum(lengths), batch=1, sequences=len(lengths))
+    assert_agrees(kind, inputs, state, cu_seqlens=torch.tensor([0, *lengths]).cumsum(0))
+
+
+def test_wrong_packing_is_refused() -> None:
+    inputs, _ = make("channel", 8, batch=1, sequences=1)
+    with pytest.raises(ValueError, match="must end with the number of packed tokens T = 8"):
+        varla.decayed_delta_rule(
+            *(x.float().to(DEVICE) for x in inputs), cu_seqlens=torch.tensor([0, 9]), backend="triton"
+        )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_tokens(kind: str) -> None:
+    inputs, state = make(kind, 0)
+    got = outcome(kind, inputs, state, torch.float32, DEVICE, backend="triton")
+    assert got["o"].shape == (B, 0, H, 16)
+    assert torch.equal(got["S"].cpu(), state.S.float())
+
+
+@pytest.mark.parametrize("kind", ["linear", "delta", "channel"])
+def test_low_precision_inputs(kind: str) -> None:
+    inputs, state = make(kind, 20)
+    inputs = [x.bfloat16().double() for x in inputs]
+    state = state.of(x.float().double() if x.is_floating_point() else x for x in state.tensors().values())
+    got = outcome(kind, inputs, state, torch.bfloat16, DEVICE, backend="triton")
+    wanted = outcome(kind, inputs, state, torch.float64, "cpu")
+    assert got["o"].dtype == torch.bfloat16
+    assert got["S"].dtype == torch.float32
+    assert {got[f"d {i}"].dtype for i in range(len(inputs))} == {torch.bfloat16}
+    for name in wanted:
+        assert relative(got[name], wanted[name]) <= 2 * torch.finfo(torch.bfloat16).eps, name
+
+
+@pytest.mark.parametrize("kind", ["linear", "delta", "channel"])
+def test_every_element_is_written(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, state = make(kind, EVERY + 3, 5, 33)
+    clean = outcome(kind, inputs, state, torch.float32, DEVICE, backend="triton")
+    empty = torch.Tensor.new_empty
+
+    def poisoned(like: torch.Tensor, *shape: Any, **options: Any) -> torch.Tensor:
+        found = empty(like, *shape, **options)
+        return found.fill_(float("nan")) if found.is_floating_point() else found
+
+    def poisoned_like(like: torch.Tensor, **options: Any) -> torch.Tensor:
+        return torch.full_like(like, float("nan") if like.is_floating_point() else 0, **options)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+    monkeypatch.setattr(torch, "empty_like", poisoned_like)
+    found = outcome(kind, inputs, state, torch.float32, DEVICE, backend="triton")
+    monkeypatch.undo()
+    assert {name for name, x in clean.items() if not torch.equal(x, found[name])} == set()
+
+
+@pytest.mark.parametrize("kind", ["gate", "strength", "neither"])
+def test_as_an_operator(kind: str) -> None:
+    q, k, v = (randn(B, 5, H, d, seed=i).float().to(DEVICE).requires_grad_() for i, d in enumerate((8, 8, 6)))
+    gate = torch.rand(B, 5, H, 6, device=DEVICE, requires_grad=True) if kind == "gate" else None
+    beta = torch.rand(B, 5, H, device=DEVICE, requires_grad=True) if kind == "strength" else None
+    S = randn(B, H, 6, 8, seed=5).float().to(DEVICE).requires_grad_()
+    arguments = (q, k, v, gate, beta, S, None, kind != "neither", True)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    found = torch.library.opcheck(torch.ops.varla.rows_triton.default, arguments, test_utils=checks)
+    assert set(found.values()) == {"SUCCESS"}
+
+
+def test_what_it_refuses() -> None:
+    inputs, _ = make("channel", 5)
+    with pytest.raises(RuntimeError, match=r"cannot run here: .* use backend='chunk' for float64"):
+        varla.decayed_delta_rule(*(x.to(DEVICE) for x in inputs), backend="triton")
+    with pytest.raises(ValueError, match="chunk_size is for backend='chunk'"):
+        varla.decayed_delta_rule(*(x.float().to(DEVICE) for x in inputs), backend="triton", chunk_size=16)
+    leaves = [x.float().to(DEVICE).requires_grad_() for x in inputs]
+    (first,) = torch.autograd.grad(
+        varla.decayed_delta_rule(*leaves, backend="triton").sum(), leaves[:1], create_graph=True
+    )
+    with pytest.raises(RuntimeError, match="double backward is not supported by backend='triton'"):
+        first.sum().backward()
+
+
+class TestOnTheGPU:
+    pytestmark = gpu
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize(("D", "Dv"), [(128, 128), (64, 64), (48, 80), (32, 32)])
+    def test_a_long_sequence(self, D: int, Dv: int, kind: str) -> None:
+        inputs, state = make(kind, 400, D, Dv)
+        assert_agrees(kind, inputs, state, 2e-5)
+
+    @pytest.mark.parametrize("kind", ["gate", "channel"])
+    def test_auto_takes_it(self, kind: str) -> None:
+        single = [x.float().cuda() for x in make(kind, 200)[0]]
+        got, wanted = (KINDS[kind](*single, backend=backend) for backend in ("auto", "triton"))
+        assert torch.equal(got, wanted)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_the_same_twice(self, kind: str) -> None:
+        inputs, state = make(kind, 100, 32, 64)
+        first, second = (outcome(kind, inputs, state, torch.float32, "cuda", backend="triton") for _ in range(2))
+        assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_slots_do_not_overlap() -> None:
+    """What a sequence keeps begins at (tokens before) // EVERY + (sequences before), and there is room for all."""
+    for lengths in ([1] * 40, [EVERY - 1] * 9, [EVERY + 1] * 9, [0, 0, 5, 33, 0, 16]):
+        taken, begin = [], 0
+        for sequence, length in enumerate(lengths):
+            taken += [begin // EVERY + sequence + i for i in range(-(-length // EVERY))]
+            begin += length
+        assert len(set(taken)) == len(taken)
+        assert max(taken, default=0) < token_rows._slots(torch.empty(1, begin, 1, 1), len(lengths), True)
