@@ -43,7 +43,8 @@ def test_gives_the_scores_of_the_tokens(lm, file):
 
 def test_default_contexts_and_the_files_size(lm, file):
     result = run(lm, file)
-    assert list(rows(result)) == ["512", "2048", "all"]
+    assert list(rows(result)) == ["512", "all"]
+    assert "no context of 2048: the text is shorter" in result.stdout
     assert f"text.txt: {len(TEXT.encode()):,} bytes" in result.stdout
 
 

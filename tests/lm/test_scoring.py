@@ -45,6 +45,35 @@ def test_it_is_the_plain_sum(model, monkeypatch, context, piece, batch):
     assert found.bytes == 3.0 * count
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("context", [2, 7, 40, 500])
+@pytest.mark.parametrize(("piece", "batch"), [(2048, 16384), (20, 45), (1, 1)])
+def test_documents_know_nothing_of_each_other(model, monkeypatch, context, piece, batch):
+    monkeypatch.setattr(scoring, "PIECE", piece)
+    monkeypatch.setattr(scoring, "BATCH", batch)
+    starts = [0, 5, 6, 40, 41, 70]
+    nats, count = 0.0, 0
+    for begin, end in zip(starts, [*starts[1:], len(TOKENS)], strict=True):
+        for at in range(begin, end, context):
+            ids = torch.from_numpy(TOKENS[at : min(at + context, end)].astype(np.int64))[None]
+            if ids.shape[1] > 1:
+                nats += float(cross_entropy(model.eval()(ids).logits[0, :-1], ids[0, 1:], reduction="sum"))
+                count += ids.shape[1] - 1
+    found = score(model, TOKENS, context, 1.0, starts)
+    assert found.tokens == count
+    assert found.nats == pytest.approx(nats, rel=1e-5)
+
+
+def test_contexts_that_no_document_reaches_are_left_out(model):
+    assert list(scores(model, TOKENS, [10, 60, 90], 1.0, [0, 20, 40])) == [10, 60]
+    assert list(scores(model, TOKENS, [500], 1.0)) == [500]  # something is said, at least
+
+
+def test_documents_of_one_token_predict_nothing(model):
+    with pytest.raises(ValueError, match="every document has one token"):
+        score(model, TOKENS[:3], 10, 1.0, [0, 1, 2])
+
+
 def test_bits_and_perplexity():
     found = Score(nats=8 * math.log(2), tokens=4, bytes=2.0)
     assert found.bits_per_byte == pytest.approx(4.0)

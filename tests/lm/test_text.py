@@ -6,9 +6,11 @@ import lzma
 
 import numpy as np
 import pytest
+from transformers import ByT5Tokenizer
 
 from varla.lm import text
 from varla.lm.text import TextError, corpus, documents, load_tokenizer
+from varla.session.text import encode
 
 
 @pytest.fixture(scope="module")
@@ -134,3 +136,22 @@ def test_a_dataset_by_name(tokenizer, tmp_path, monkeypatch):
         list(documents({"dataset": str(tmp_path / "set")}))
     with pytest.raises(TextError, match="dataset 'no-such-set' cannot be loaded"):
         list(documents({"dataset": "no-such-set"}))
+
+
+def test_a_byte_is_its_own_token(tokenizer, tmp_path):
+    every = "".join(map(chr, range(0x250))) + "世界 😀"
+    assert tokenizer(every).input_ids == list(every.encode())
+    assert tokenizer.decode(list(every.encode())) == every
+    assert len(tokenizer) == 257
+    tokenizer.save_pretrained(tmp_path)
+    assert load_tokenizer(str(tmp_path))(every).input_ids == list(every.encode())
+    assert sorted(tokenizer.get_vocab().values()) == list(range(257))
+
+
+@pytest.mark.parametrize("name", ["bytes", "byt5"])
+def test_text_that_looks_like_a_special_token_is_text(name):
+    tokenizer = load_tokenizer("bytes") if name == "bytes" else ByT5Tokenizer(extra_ids=0)
+    odd = f"a </s> b <pad> {tokenizer.eos_token} c"
+    (ids,) = encode([odd], tokenizer)
+    assert len(ids) == len(odd.encode())
+    assert tokenizer.decode(ids) == odd

@@ -8,6 +8,7 @@ import signal
 
 import pytest
 import torch
+import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from tests.lm.cases import settings, write_text
@@ -38,8 +39,9 @@ def test_it_leaves_a_model_that_auto_classes_load(run):
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     assert record["parameters"] == sum(p.numel() for p in model.parameters())
     assert model.config.eos_token_id == tokenizer.eos_token_id
-    ids = tokenizer("abcde", return_tensors="pt").input_ids[:, :-1]
-    assert model.generate(ids, max_new_tokens=3, do_sample=False).shape == (1, 8)
+    batch = tokenizer(["abcde"], return_tensors="pt")
+    assert batch.input_ids.tolist() == [list(b"abcde")]  # nothing is added: a prompt goes on
+    assert model.generate(**batch, max_new_tokens=3, do_sample=False).shape == (1, 8)
 
 
 def test_the_record_says_what_was_done(run):
@@ -48,6 +50,7 @@ def test_the_record_says_what_was_done(run):
     assert record["status"] == "finished"
     assert record["steps"] == 6
     assert record["tokens/s"] > 0
+    assert record["loss"] == losses(folder)[6]
     found = record["scores"]["32"]
     assert found["bits per byte"] == pytest.approx(math.log2(found["perplexity"]), rel=0.05)  # a byte is a token
     assert read_settings(folder).to_dict() == record["settings"]
@@ -119,6 +122,46 @@ def test_a_folder_in_use_is_refused_and_stays_as_it_was(run, text):
     with pytest.raises(RunError, match="was made with other settings of seed"):
         train(settings(text, "seed=1"), folder, resume=True)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_a_folder_of_something_else_is_refused_and_stays_as_it_was(text, tmp_path):
+    (tmp_path / "own" / "checkpoint-5000").mkdir(parents=True)
+    (tmp_path / "own" / "checkpoint-5000" / "weights").write_text("precious")
+    with pytest.raises(RunError, match="holds 'checkpoint-5000', which is no run's: choose an empty folder"):
+        train(settings(text), tmp_path / "own")
+    assert [path.name for path in (tmp_path / "own").rglob("*")] == ["checkpoint-5000", "weights"]
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(RunError, match="is a file"):
+        train(settings(text), tmp_path / "file")
+
+
+def test_other_text_is_not_gone_on_with(tmp_path):
+    pattern = write_text(tmp_path / "text")
+    chosen = settings(pattern)
+    train(chosen, tmp_path / "run")
+    (tmp_path / "run" / "record.json").unlink()
+    (tmp_path / "text" / "0.txt").write_text("something else " * 100)
+    with pytest.raises(RunError, match="the text is not that which"):
+        train(chosen, tmp_path / "run", resume=True)
+
+
+def test_a_finished_run_needs_its_text_no_more(text, run, tmp_path):
+    folder, record = run
+    shutil.copytree(folder, tmp_path / "moved")
+    values = yaml.safe_load((tmp_path / "moved" / "config.yaml").read_text())
+    values["data"]["train"] = ["gone/*.txt"]
+    (tmp_path / "moved" / "config.yaml").write_text(yaml.safe_dump(values))
+    assert train(read_settings(tmp_path / "moved"), tmp_path / "moved", resume=True) == record
+
+
+def test_tensorboards_files_are_in_the_runs_folder(text, tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "elsewhere"))
+    for name in ("one", "two"):
+        train(settings(text, "train.report_to=tensorboard", "train.max_steps=1"), tmp_path / name)
+        assert len(list((tmp_path / name / "logs").glob("events*"))) == 1
+    assert not (tmp_path / "elsewhere").exists()
+    assert os.environ["TENSORBOARD_LOGGING_DIR"] == str(tmp_path / "elsewhere")
 
 
 def test_what_is_wrong_leaves_the_folder_free(text, tmp_path):

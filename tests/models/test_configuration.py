@@ -74,7 +74,10 @@ def test_every_mechanism_can_be_named(name):
         ({"eos_token_id": 50}, "eos_token_id must be below vocab_size = 50, got 50"),
         ({"pad_token_id": -1}, "pad_token_id must be at least 0"),
         ({"mechanism": "vla"}, "unknown setting 'mechanism'; did you mean 'mechanisms'"),
-        ({"num_layers": 2}, "unknown setting 'num_layers'; did you mean 'num_hidden_layers'"),
+        ({"num_layers": 2}, "unknown setting 'num_layers': it is num_hidden_layers"),
+        ({"rope_parameters": {"rope_theta": 5e5}}, "unknown setting 'rope_parameters': give rope_theta"),
+        ({"num_key_value_heads": 1}, "every head has its own keys and values"),
+        ({"attention_dropout": 0.1}, "there is no dropout"),
         ({"hiden_size": 2}, "did you mean 'hidden_size'"),
     ],
 )

@@ -164,3 +164,9 @@ def test_what_cannot_be_done_says_so():
             generate(net, short, past_key_values=cache)
     with pytest.raises(ValueError, match="past_key_values holds 2 rows, the call has 1"):
         generate(net, tokens(1, 12), past_key_values=cache)
+
+
+def test_prompts_padded_on_the_right_are_refused():
+    ids, mask = padded([5, 3], "right")
+    with pytest.raises(ValueError, match="attention_mask ends with padding"):
+        model().generate(ids, attention_mask=mask, max_new_tokens=2)

@@ -15,6 +15,15 @@ def gradients(net, ids, **given):
     return {name: parameter.grad.clone() for name, parameter in net.named_parameters()}
 
 
+def test_reentrant_checkpointing_through_a_cache_is_refused():
+    net = model().train()
+    first = net(tokens(2, 6), use_cache=True).past_key_values
+    net.gradient_checkpointing_enable({"use_reentrant": True})
+    with pytest.raises(ValueError, match="would lose the gradients that flow through past_key_values"):
+        net(tokens(2, 6, seed=2), past_key_values=first)
+    assert net(tokens(2, 6, seed=2), past_key_values=first.detach()).logits.shape == (2, 6, 50)
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradient_checkpointing_gives_the_same_gradients(kind, reentrant):

@@ -43,7 +43,8 @@ def score(
         from varla.session.text import encode, read_utf8
 
         counted = Counted(read_utf8(opened, str(file)))
-        scores = score_stream(found, encode(counted, tokenizer), contexts, lambda: counted.bytes)
+        tokens = Tokens(encode(counted, tokenizer))
+        scores = score_stream(found, tokens, contexts, lambda: counted.bytes)
     rows = [
         (
             ALL if length is None else str(length),
@@ -52,8 +53,12 @@ def score(
             str(each.tokens),
         )
         for length, each in scores.items()
+        if length is None or length <= tokens.count
     ]
-    say(f"text     {file}: {counted.bytes:,} bytes")
+    say(f"text     {file}: {counted.bytes:,} bytes, {tokens.count:,} tokens")
+    for length in scores:
+        if length is not None and length > tokens.count:
+            say(f"         no context of {length}: the text is shorter")
     headers = ("context", "bits per byte", "perplexity", "tokens predicted")
     show(table(headers, rows, right=headers))
 
@@ -70,6 +75,20 @@ class Counted:
         for text in self.texts:
             self.bytes += len(text.encode())
             yield text
+
+
+class Tokens:
+    """Pieces of tokens as they come, and how many those were."""
+
+    def __init__(self, pieces: Iterator[list[int]]):
+        """None yet."""
+        self.pieces, self.count = pieces, 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The same pieces."""
+        for piece in self.pieces:
+            self.count += len(piece)
+            yield piece
 
 
 def _context(text: str) -> int | None:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 PIECE = 2048  # tokens of a window that are read at a time
 BATCH = 16_384  # tokens in a call, at the most, over the rows
+IGNORE = -100
 
 
 @dataclass(frozen=True)
@@ -36,24 +38,62 @@ class Score:
 
 
 @torch.no_grad()
-def score(model: Any, tokens: NDArray[Any], context: int, bytes_per_token: float) -> Score:
-    """Score tokens [N] in windows of `context`, each read from an empty state; the last one may be shorter.
+def score(
+    model: Any, tokens: NDArray[Any], context: int, bytes_per_token: float, starts: Sequence[int] | NDArray[Any] = (0,)
+) -> Score:
+    """Score tokens [N] in windows of at most `context`, each of one document and read from an empty state.
 
-    A window's first token is given, not predicted. Windows are read in pieces, so that memory does not grow with
-    `context` where the model's state does not.
+    `starts` says where documents begin. A window's first token is given, not predicted. Windows are read in pieces, so
+    that memory does not grow with `context` where the model's state does not.
     """
     if len(tokens) < 2:
         raise ValueError(f"at least 2 tokens are needed to predict one, got {len(tokens)}")
     nats, count = 0.0, 0
-    whole = len(tokens) // context
-    rows = max(1, BATCH // min(context, PIECE))
-    batches = [tokens[i * context : min(i + rows, whole) * context].reshape(-1, context) for i in range(0, whole, rows)]
-    rest = tokens[whole * context :]
     with evaluating(model):
-        for batch in (*batches, *([rest[None]] if len(rest) > 1 else [])):
-            loss, predicted = score_window(model, torch.from_numpy(np.asarray(batch, np.int64)).to(model.device))
+        for call in _calls(windows(len(tokens), starts, context)):
+            ids = [torch.from_numpy(np.asarray(tokens[begin:end], np.int64)).to(model.device) for begin, end in call]
+            same = len({each.shape[0] for each in ids}) == 1
+            loss, predicted = score_window(model, torch.stack(ids)) if same else score_packed(model, ids)
             nats, count = nats + loss, count + predicted
+    if not count:
+        raise ValueError("there is nothing to predict: every document has one token")
     return Score(nats, count, count * bytes_per_token)
+
+
+def windows(total: int, starts: Sequence[int] | NDArray[Any], context: int) -> list[tuple[int, int]]:
+    """(begin, end) of every window of two tokens or more, the longest first."""
+    found = [
+        (at, min(at + context, end))
+        for begin, end in pairwise([*(int(each) for each in starts if each < total), total])
+        for at in range(begin, end, context)
+    ]
+    return sorted((each for each in found if each[1] - each[0] > 1), key=lambda each: (each[0] - each[1], each[0]))
+
+
+def _calls(found: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """Windows that are read together: of one length, or none of them longer than PIECE; BATCH tokens at the most."""
+    call: list[tuple[int, int]] = []
+    size = 0
+    for begin, end in found:
+        length = end - begin
+        longest = call[0][1] - call[0][0] if call else length
+        if call and (size + min(length, PIECE) > BATCH or (length != longest and longest > PIECE)):
+            yield call
+            call, size = [], 0
+        call.append((begin, end))
+        size += min(length, PIECE)
+    if call:
+        yield call
+
+
+def score_packed(model: Any, ids: Sequence[Tensor]) -> tuple[float, int]:
+    """(sum of -ln p, tokens predicted) of sequences of different lengths, none longer than PIECE, in one call."""
+    lengths = torch.tensor([0, *(each.shape[0] for each in ids)])
+    whole = torch.cat(list(ids))
+    logits = model(whole[None], cu_seqlens=lengths.cumsum(0), use_cache=False).logits[0]
+    targets = torch.cat([torch.cat((each[1:], each.new_full((1,), IGNORE))) for each in ids])
+    loss = cross_entropy(logits.float(), targets, ignore_index=IGNORE, reduction="sum")
+    return float(loss.double()), int((targets != IGNORE).sum())
 
 
 def score_window(model: Any, ids: Tensor) -> tuple[float, int]:
@@ -84,6 +124,14 @@ def evaluating(model: Any) -> Iterator[None]:
         model.train(was_training)
 
 
-def scores(model: Any, tokens: NDArray[Any], contexts: Sequence[int], bytes_per_token: float) -> dict[int, Score]:
-    """The same at several context lengths."""
-    return {context: score(model, tokens, context, bytes_per_token) for context in contexts}
+def scores(
+    model: Any,
+    tokens: NDArray[Any],
+    contexts: Sequence[int],
+    bytes_per_token: float,
+    starts: Sequence[int] | NDArray[Any] = (0,),
+) -> dict[int, Score]:
+    """The same at several context lengths; those that no document reaches are left out, but for the shortest."""
+    longest = max(end - begin for begin, end in pairwise([*(int(x) for x in starts if x < len(tokens)), len(tokens)]))
+    wanted = [each for each in contexts if each <= longest] or list(contexts)[:1]
+    return {context: score(model, tokens, context, bytes_per_token, starts) for context in wanted}

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from varla.session.text import encode
 
 BYTES = "bytes"  # the tokenizer that needs no files
+END = "<|end|>"  # its only special token
 COMPRESSED: Mapping[str, Any] = {".gz": gzip, ".xz": lzma}
 
 
@@ -53,11 +54,11 @@ class Corpus:
 
 
 def load_tokenizer(name: str) -> Any:
-    """A tokenizer: "bytes" (256 and three special ones), a folder, or a name on the hub."""
-    from transformers import AutoTokenizer, ByT5Tokenizer
+    """A tokenizer: "bytes" (256, and one for the end of a text), a folder, or a name on the hub."""
+    from transformers import AutoTokenizer
 
     if name == BYTES:
-        return ByT5Tokenizer(extra_ids=0)
+        return byte_tokenizer()
     try:
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
@@ -65,6 +66,21 @@ def load_tokenizer(name: str) -> Any:
         raise TextError(
             f"tokenizer {name!r} is neither {BYTES!r}, nor a folder with one, nor on the hub: {first}"
         ) from error
+
+
+def byte_tokenizer() -> Any:
+    """A byte is its own token; 256 ends a text. (ByT5's would end every prompt with that one, too.)"""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    # How ByteLevel writes bytes: printable ones as Latin-1 does, the others as the letters from 256 on.
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    found = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    found.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=found, eos_token=END, clean_up_tokenization_spaces=False)
 
 
 def files(source: str | list[str]) -> list[Path]:
@@ -133,7 +149,10 @@ def _dataset(source: Mapping[str, Any]) -> Iterator[str]:
         raise TextError(f"dataset {source['dataset']!r} cannot be loaded: {error}") from error
     if column not in found.column_names:
         raise TextError(f"dataset {source['dataset']!r} has no column {column!r}, but {', '.join(found.column_names)}")
-    for row in found:
+    for number, row in enumerate(found):
+        if not isinstance(row[column], str):
+            kind = type(row[column]).__name__
+            raise TextError(f"dataset {source['dataset']!r}, row {number}: {column!r} must be a string, got {kind}")
         yield row[column]
 
 
@@ -142,7 +161,7 @@ def corpus(source: str | list[str] | Mapping[str, Any], tokenizer: Any, folder: 
 
     Every document ends with the tokenizer's end-of-text token, if it has one.
     """
-    folder = folder / _key(source, tokenizer)
+    folder = folder / text_key(source, tokenizer)
     done = folder / "size.json"
     if not done.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -174,7 +193,7 @@ def _kind(tokenizer: Any) -> type[np.unsignedinteger[Any]]:
     return np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32
 
 
-def _key(source: str | list[str] | Mapping[str, Any], tokenizer: Any) -> str:
+def text_key(source: str | list[str] | Mapping[str, Any], tokenizer: Any) -> str:
     """Tells texts and tokenizers apart: by the files' names, sizes and times, not by reading them."""
     if isinstance(source, Mapping):
         texts: list[Any] = [dict(source)]

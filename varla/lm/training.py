@@ -9,7 +9,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from varla.lm.packing import Rows, collate
 from varla.lm.scoring import scores
 from varla.lm.settings import LMSettings, from_dict
-from varla.lm.text import Corpus, corpus, load_tokenizer
+from varla.lm.text import Corpus, corpus, load_tokenizer, text_key
 from varla.models import VarlaForCausalLM, preset
 from varla.ops.arguments import refuse_unknown
 from varla.outcomes import FINISHED
@@ -64,19 +65,19 @@ def train(settings: LMSettings, folder: str | Path, *, resume: bool = False) -> 
     folder = Path(folder)
     main = int(os.environ.get("RANK", "0")) == 0
     arguments = training_arguments(settings, folder)
+    _check(settings, folder, resume)
+    if resume and Run(folder).record().get("status") == FINISHED:
+        return Run(folder).record()  # the Trainer would make one step more
     tokenizer = load_tokenizer(settings.tokenizer)
     set_seed(settings.seed)
     model = build_model(settings.model, len(tokenizer), tokenizer)
     parameters = sum(p.numel() for p in model.parameters())
+    arguments.distributed_state.wait_for_everyone()  # all have looked at the folder as it was
     with arguments.main_process_first(desc="text"):
-        if main or resume:
-            _check(settings, folder, resume)
         train_text, validation = load_texts(settings, tokenizer, folder / "tokens")
-        if main and not resume:  # now that nothing is known to be wrong
-            write_aside(folder / "config.yaml", str(yaml.safe_dump(settings.to_dict(), sort_keys=False)))
-    if resume and Run(folder).record().get("status") == FINISHED:
-        return Run(folder).record()  # the Trainer would make one step more
-    with Stop() as stop, Run(folder).lock(main):
+        if main:
+            _claim(settings, tokenizer, folder, resume)
+    with Stop() as stop, Run(folder).lock(main), logs_in(folder / "logs"):
         last = get_last_checkpoint(str(folder)) if resume else None
         over = last is not None and steps_of(last) >= arguments.max_steps > 0
         if over:  # and cut short after that: again, it would make one step more
@@ -99,13 +100,14 @@ def train(settings: LMSettings, folder: str | Path, *, resume: bool = False) -> 
         found = {} if validation is None else evaluate(trainer.model, validation, settings)
         trainer.save_model(str(folder / "model"))
         speed = metrics.get("train_samples_per_second")
+        history = state_of(last)["log_history"] if over and last else trainer.state.log_history
         record = {
             "status": FINISHED,
             "steps": steps,
             "settings": settings.to_dict(),
             "parameters": parameters,
             "train tokens": len(train_text),
-            "loss": metrics.get("train_loss"),
+            "loss": next((entry["loss"] for entry in reversed(history) if "loss" in entry), None),
             "tokens/s": None if speed is None else speed * settings.data.context,
             "scores": found,
             "environment": environment.describe(),
@@ -116,9 +118,29 @@ def train(settings: LMSettings, folder: str | Path, *, resume: bool = False) -> 
     return record
 
 
+@contextmanager
+def logs_in(folder: Path) -> Iterator[None]:
+    """Meanwhile transformers writes TensorBoard's files there; it takes the place from the environment alone."""
+    name = "TENSORBOARD_LOGGING_DIR"
+    before = os.environ.get(name)
+    os.environ[name] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def state_of(checkpoint: str) -> dict[str, Any]:
+    """What the Trainer wrote down beside a checkpoint."""
+    return dict(json.loads((Path(checkpoint) / "trainer_state.json").read_text()))
+
+
 def steps_of(checkpoint: str) -> int:
     """Steps that a checkpoint of the Trainer's was made after."""
-    return int(json.loads((Path(checkpoint) / "trainer_state.json").read_text())["global_step"])
+    return int(state_of(checkpoint)["global_step"])
 
 
 def training_arguments(settings: LMSettings, folder: Path) -> TrainingArguments:
@@ -129,7 +151,6 @@ def training_arguments(settings: LMSettings, folder: Path) -> TrainingArguments:
     given = {**DEFAULTS, "disable_tqdm": not sys.stderr.isatty(), **settings.train}
     if "num_train_epochs" in settings.train and "max_steps" not in settings.train:
         del given["max_steps"]
-    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(folder / "logs"))
     return TrainingArguments(
         output_dir=str(folder), seed=settings.seed, data_seed=settings.seed, remove_unused_columns=False,
         label_names=["labels"], **given,
@@ -168,7 +189,7 @@ def build_model(model: Mapping[str, Any], words: int, tokenizer: Any) -> VarlaFo
 def evaluate(model: Any, validation: Corpus, settings: LMSettings) -> dict[str, dict[str, float]]:
     """Bits per byte and perplexity of the validation text, by context length."""
     tokens = validation.tokens[: settings.evaluate.tokens]
-    found = scores(model, tokens, settings.evaluate.contexts, validation.bytes_per_token)
+    found = scores(model, tokens, settings.evaluate.contexts, validation.bytes_per_token, validation.starts)
     return {
         str(context): {"bits per byte": each.bits_per_byte, "perplexity": each.perplexity, "tokens": each.tokens}
         for context, each in found.items()
@@ -206,9 +227,24 @@ def _check(settings: LMSettings, folder: Path, resume: bool) -> None:
         if before != now:
             keys = ", ".join(sorted(key for key in now if now[key] != before.get(key)))
             raise RunError(f"{folder} was made with other settings of {keys}: it cannot be resumed with these")
-    elif (folder / "config.yaml").exists():
+        return
+    if (folder / "config.yaml").exists():
         raise RunError(f"{folder} already holds a run: resume it, or choose another folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"{folder} cannot be written to: {error.strerror or error}") from error
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"{folder} is a file: choose another folder")
+    others = sorted(path.name for path in folder.glob("*") if path.name != "tokens") if folder.is_dir() else []
+    if others:
+        raise RunError(f"{folder} holds {others[0]!r}, which is no run's: choose an empty folder, or a new one")
+
+
+def _claim(settings: LMSettings, tokenizer: Any, folder: Path, resume: bool) -> None:
+    """Write down what the run is made of, now that nothing is known to be wrong; or check that the text is the same."""
+    sources = (settings.data.train, settings.data.validation)
+    texts = [text_key(source, tokenizer) for source in sources if not isinstance(source, float)]
+    file = folder / "texts.json"
+    if resume:
+        if json.loads(file.read_text()) != texts:
+            raise RunError(f"the text is not that which {folder} was begun with: it cannot be gone on with")
+        return
+    write_aside(file, json.dumps(texts))
+    write_aside(folder / "config.yaml", str(yaml.safe_dump(settings.to_dict(), sort_keys=False)))

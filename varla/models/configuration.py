@@ -10,6 +10,19 @@ from transformers import PreTrainedConfig
 from varla.layers import MECHANISMS, build, options_of
 from varla.ops.arguments import check_count, check_flag, check_number, refuse_unknown
 
+# What other families call things that these models do not have, or have under another name.
+_ELSEWHERE = {
+    "rope_parameters": "give rope_theta",
+    "rope_scaling": "give rope_theta",
+    "num_key_value_heads": "every head has its own keys and values",
+    "num_heads": "it is num_attention_heads",
+    "num_layers": "it is num_hidden_layers",
+    "attention_bias": "projections have no bias",
+    "mlp_bias": "projections have no bias",
+    "attention_dropout": "there is no dropout",
+    "hidden_dropout": "there is no dropout",
+    "sliding_window": "softmax layers look at everything",
+}
 _NEAR = 0.7  # how alike an unknown name must be to one of ours to be taken for a slip
 
 
@@ -164,7 +177,11 @@ class VarlaConfig(PreTrainedConfig):  # type: ignore[misc]
     def _refuse_slips(self, others: Mapping[str, Any]) -> None:
         """Transformers keeps every name it does not know; one that is nearly ours was meant to be ours."""
         ours = [name for name in VarlaConfig.__annotations__ if not name.endswith("_token_id")]
-        for name in others:
+        for name, value in others.items():
+            if name in _ELSEWHERE:
+                if value and not (name == "num_key_value_heads" and value == self.num_attention_heads):
+                    raise ValueError(f"unknown setting {name!r}: {_ELSEWHERE[name]}")
+                continue
             near = difflib.get_close_matches(name, ours, n=1, cutoff=_NEAR)
             if near and not name.startswith("_"):
                 raise ValueError(f"unknown setting {name!r}; did you mean {near[0]!r}?")

@@ -152,6 +152,7 @@ class VarlaModel(VarlaPreTrainedModel):
         before: list[LayerState | None] = [None] * len(self.layers)
         if cache is not None:
             before = cache.read(self.signature, B if layout is None else layout.rows)
+            self._check_checkpointing(before)
         hidden = [x] if keep else []
         cu_seqlens = None
         if layout is not None:
@@ -167,6 +168,18 @@ class VarlaModel(VarlaPreTrainedModel):
         if cache is not None and update:
             cache.write(after, T if layout is None else layout.longest)
         return x, (*hidden, x)
+
+    def _check_checkpointing(self, states: list[LayerState | None]) -> None:
+        """Reentrant checkpointing sees the tensors that a block is given by themselves, not those within a state."""
+        how = getattr(getattr(self, "_gradient_checkpointing_func", None), "keywords", {})
+        if not (self.gradient_checkpointing and self.training and how.get("use_reentrant")):
+            return
+        tensors = [x for state in states if state is not None for x in state.memory.tensors().values()]
+        if any(x.requires_grad for x in tensors):
+            raise ValueError(
+                "reentrant gradient checkpointing would lose the gradients that flow through past_key_values: "
+                'use gradient_checkpointing_enable({"use_reentrant": False}), or detach() the cache'
+            )
 
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         """[B, T, hidden_size]. Token ids are looked at on the CPU; a GPU would have to stop for it, and asserts."""
@@ -240,6 +253,8 @@ class VarlaForCausalLM(VarlaPreTrainedModel, GenerationMixin):  # type: ignore[m
         """
         if labels is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
             raise ValueError("the loss needs all logits: give labels or logits_to_keep, not both")
+        if past_key_values is not None:
+            check_cache(past_key_values)
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
         found = self.model(
             input_ids=input_ids,
@@ -289,6 +304,12 @@ class VarlaForCausalLM(VarlaPreTrainedModel, GenerationMixin):  # type: ignore[m
         if isinstance(prompt, Tensor) and prompt.dim() == 2 and prompt.shape[1] == 0 and "inputs_embeds" not in kwargs:
             raise ValueError(
                 "the prompt is empty: it must hold at least one token a row, the beginning-of-text if none"
+            )
+        mask = kwargs.get("attention_mask")
+        if isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape[1] and not bool((mask[:, -1] != 0).all()):
+            raise ValueError(
+                "attention_mask ends with padding, and what is generated would follow it: pad prompts on the left "
+                '(tokenizer.padding_side = "left")'
             )
         return super().generate(inputs, *args, **kwargs)
 

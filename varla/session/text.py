@@ -50,9 +50,9 @@ def pieces(texts: Iterable[str], size: int) -> Iterator[str]:
 
 
 def encode(texts: Iterable[str], tokenizer: Any) -> Iterator[list[int]]:
-    """Token ids of a text, a piece at a time. No special tokens are added."""
+    """Token ids of a text, a piece at a time. No special tokens are added, and text that looks like one is text."""
     for text in pieces(texts, CHARACTERS):
-        yield tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        yield tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
 
 
 class Decoder:
