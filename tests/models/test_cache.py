@@ -92,7 +92,7 @@ def test_a_wrong_cache_is_refused_and_left_as_it_was():
         model("vla", head_dim=6)(ids, past_key_values=cache)
     with pytest.raises(TypeError, match="past_key_values must be a VarlaCache, as VarlaCache"):
         net(ids, past_key_values=DynamicCache())
-    with pytest.raises(TypeError, match="past_key_values must be a VarlaCache.*got tuple"):
+    with pytest.raises(TypeError, match=r"past_key_values must be a VarlaCache.*got tuple"):
         net(ids, past_key_values=((ids, ids),))
     with pytest.raises(ValueError, match="cannot be shortened"):
         cache.crop(3)
