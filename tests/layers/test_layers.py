@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.ops.cases import error, randn
-from varla.layers import MECHANISMS, build, options_of
+from varla.layers import MECHANISMS, build, options_of, softmax
 
 NAMES = sorted(MECHANISMS)
 VARIANTS = [
@@ -228,3 +228,20 @@ def test_under_autocast_the_norm_works_in_its_own_type():
     with torch.autocast("cpu", torch.bfloat16):
         layer(x)
     assert seen == [torch.float32]
+
+
+def test_short_sequences_beside_a_long_one_are_not_made_as_long(monkeypatch):
+    """What attention is given, packed: rows of about the same length, and no mask."""
+    layer, seen = make("softmax", {}), []
+    attention = softmax.attention
+
+    def watched(q, k, v, mask):
+        seen.append((q.shape[0], q.shape[1], mask))
+        return attention(q, k, v, mask)
+
+    monkeypatch.setattr(softmax, "attention", watched)
+    lengths = [3, 40, 4, 0, 3, 33]
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
+    y, _ = layer(randn(1, sum(lengths), 24, seed=1), cu_seqlens=cu_seqlens)
+    assert sorted(seen) == [(2, 40, None), (3, 4, None)]
+    assert y.shape == (1, sum(lengths), 24)

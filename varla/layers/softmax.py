@@ -43,6 +43,35 @@ def rotate(x: Tensor, position: Tensor, base: float) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)
 
 
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """SDPA on [B, T, H, *], causal without a mask."""
+    o = scaled_dot_product_attention(
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, is_causal=mask is None
+    )
+    return o.transpose(1, 2)
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor, lengths: list[int] | None) -> Tensor:
+    """Rows of these lengths, padded on the right, each from its beginning: [B, T, H, Dv], zeros at padding.
+
+    Padding stands after everything that a token may look at, so that no mask is needed. Rows of about the same length
+    go together: one long row among many short ones would make them all as long.
+    """
+    if lengths is None:
+        return attention(q, k, v, None)
+    groups: dict[int, list[int]] = {}
+    for row, length in enumerate(lengths):
+        if length:
+            groups.setdefault((length - 1).bit_length(), []).append(row)
+    o = torch.zeros(q.shape[:3] + v.shape[3:], dtype=v.dtype, device=v.device)
+    for rows in groups.values():
+        longest = max(lengths[row] for row in rows)
+        index = torch.tensor(rows, device=q.device)
+        part = attention(q[index, :longest], k[index, :longest], v[index, :longest], None)
+        o[index, :longest] = part.to(o.dtype)
+    return o
+
+
 class SoftmaxAttention(Layer):
     """Causal softmax attention over everything seen.
 
@@ -66,16 +95,19 @@ class SoftmaxAttention(Layer):
     ) -> tuple[Tensor, KVState]:
         """See Layer. Packed sequences are padded to the longest of them."""
         if cu_seqlens is None:
-            valid = None
-        else:
-            q, k, v = (pad_packed(tensor, cu_seqlens) for tensor in (q, k, v))
-            lengths = cu_seqlens.diff().to(q.device)
-            valid = torch.arange(q.shape[1], device=q.device) < lengths[:, None]
-        o, state = self._attend(q, k, v, memory, valid)
-        return (o if cu_seqlens is None else unpad_packed(o, cu_seqlens)), state
+            return self._attend(q, k, v, memory, None)
+        q, k, v = (pad_packed(tensor, cu_seqlens) for tensor in (q, k, v))
+        o, state = self._attend(q, k, v, memory, cu_seqlens.diff().tolist())
+        return unpad_packed(o, cu_seqlens), state
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, memory: Any, valid: Tensor | None) -> tuple[Tensor, KVState]:
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, memory: Any, lengths: list[int] | None
+    ) -> tuple[Tensor, KVState]:
+        """`lengths`: of the rows, whose other tokens are padding; None: there is none."""
         B, T = q.shape[:2]
+        valid = None
+        if lengths is not None:
+            valid = torch.arange(T, device=q.device) < torch.tensor(lengths, device=q.device)[:, None]
         if memory is not None and not (isinstance(memory, KVState) and memory.k.shape[0] == B):
             raise ValueError(f"state must hold a KVState of {B} rows, as an earlier call returned it")
         t = torch.zeros(B, dtype=torch.int64, device=q.device) if memory is None else memory.tensors()["t"]
@@ -83,21 +115,17 @@ class SoftmaxAttention(Layer):
         if self.rotary is not None:
             q, k = rotate(q, position, self.rotary), rotate(k, position, self.rotary)
         cached = position if valid is None else torch.where(valid, position, -1)
-        mask = None
-        if memory is not None:
+        if memory is None:
+            o = causal(q, k, v, lengths)
+        else:
             past = memory.tensors()
             k, v = torch.cat((past["k"].to(k.dtype), k), 1), torch.cat((past["v"].to(v.dtype), v), 1)
             cached = torch.cat((past["position"], cached), 1)
-        if memory is not None or valid is not None:
             mask = (cached[:, None] >= 0) & (cached[:, None] <= position[..., None])
             if valid is not None:
                 mask = mask | ~valid[..., None]  # a query that is padding looks anywhere: its output is dropped
-            mask = mask[:, None]
-        o = scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, is_causal=mask is None
-        )
-        seen = T if valid is None else valid.sum(1)
-        return o.transpose(1, 2), KVState(k, v, cached, t + seen)
+            o = attention(q, k, v, mask[:, None])
+        return o, KVState(k, v, cached, t + (T if valid is None else valid.sum(1)))
 
     def memory_bytes(self, T: int) -> int:
         """Keys, values and positions of T tokens, and the token count."""
