@@ -158,12 +158,6 @@ def test_chunk_size_is_refused() -> None:
         varla.vla(*inputs, backend="triton", chunk_size=32)
 
 
-def test_other_operators_have_no_kernels() -> None:
-    q, k, v, _ = (x.float().to(DEVICE) for x in vla_inputs(5))
-    with pytest.raises(ValueError, match="backend must be one of"):
-        varla.linear_attention(q, k, v, backend="triton")
-
-
 def test_double_backward_is_refused() -> None:
     inputs = [x.float().to(DEVICE).requires_grad_() for x in vla_inputs(20, D=16, Dv=16)]
     o = varla.vla(*inputs, backend="triton")
