@@ -68,7 +68,7 @@ def change(folder, **changes):
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def refused(folder, message, error=ValueError):
+def assert_refused(folder, message, error=ValueError):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(error, match=message):
         AutoModelForCausalLM.from_pretrained(folder)
@@ -79,24 +79,26 @@ def refused(folder, message, error=ValueError):
 def test_a_truncated_file(folder, kept):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:kept])
-    refused(folder, f"{folder}: its weights cannot be read \\(damaged, or cut short\\)")
+    assert_refused(folder, f"{folder}: its weights cannot be read \\(damaged, or cut short\\)")
 
 
 def test_a_file_of_something_else(folder):
     (folder / "model.safetensors").write_bytes(b"not safetensors at all" * 100)
-    refused(folder, "its weights cannot be read")
+    assert_refused(folder, "its weights cannot be read")
 
 
 def test_no_weights_and_no_configuration(folder):
     (folder / "model.safetensors").unlink()
-    refused(folder, "no file named model.safetensors", OSError)  # transformers' own words, from here on
+    assert_refused(folder, "no file named model.safetensors", OSError)  # transformers' own words, from here on
     (folder / "config.json").write_text('{"model_type": "var')
-    refused(folder, "not a valid JSON file", OSError)
+    assert_refused(folder, "not a valid JSON file", OSError)
 
 
 def test_a_vocabulary_that_does_not_fit(folder):
     change(folder, vocab_size=60)
-    refused(folder, r"model.embed_tokens.weight has shape \[50, 24\] in the checkpoint and \[60, 24\] by config.json")
+    assert_refused(
+        folder, r"model.embed_tokens.weight has shape \[50, 24\] in the checkpoint and \[60, 24\] by config.json"
+    )
 
 
 def test_shapes_may_be_ignored_by_who_says_so(folder):
@@ -106,9 +108,11 @@ def test_shapes_may_be_ignored_by_who_says_so(folder):
 
 def test_settings_that_do_not_fit(folder):
     change(folder, num_hidden_layers=4, mechanisms="vla")
-    refused(folder, "does not hold all weights of this VarlaForCausalLM: .* 'model.layers.1.mixer.u.weight' among them")
+    assert_refused(
+        folder, "does not hold all weights of this VarlaForCausalLM: .* 'model.layers.1.mixer.u.weight' among them"
+    )
     change(folder, mechanisms="vlaa")
-    refused(folder, "unknown mechanism 'vlaa'; did you mean 'vla'")
+    assert_refused(folder, "unknown mechanism 'vlaa'; did you mean 'vla'")
 
 
 def test_missing_weights(folder):
@@ -116,7 +120,7 @@ def test_missing_weights(folder):
     tensors = load_file(path)
     del tensors["model.norm.weight"]
     save_file(tensors, path, {"format": "pt"})
-    refused(folder, "1 are missing, 'model.norm.weight' among them")
+    assert_refused(folder, "1 are missing, 'model.norm.weight' among them")
 
 
 def test_another_family(folder, tmp_path_factory):
@@ -127,4 +131,4 @@ def test_another_family(folder, tmp_path_factory):
     with pytest.raises(ValueError, match="configuration of a 'llama' model, not of a 'varla' one"):
         VarlaForCausalLM.from_pretrained(other)
     shutil.copy(other / "model.safetensors", folder)
-    refused(folder, "Is it a checkpoint of another model")
+    assert_refused(folder, "Is it a checkpoint of another model")

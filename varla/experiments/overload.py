@@ -45,10 +45,10 @@ def fast(preset: Preset, mechanism: str, n: int) -> list[Train | None]:
 LEARNT = [(name, n) for name, values in PAPER.items() for n, paper in values.items() if paper > 0.2]
 
 
-def why(mechanism: str, n: int) -> Why:
+def why(mechanism: str, n: int) -> Why | None:
     """For those: what a larger rate and more steps give."""
     if (mechanism, n) not in LEARNT:
-        return elsewhere({})
+        return None
     return elsewhere(
         {
             f"with a learning rate of {FAST:g} instead of 3e-4": partial(fast, mechanism=mechanism, n=n),

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from varla.lm.text import Corpus
-
-IGNORE = -100
+from varla.models.modeling import IGNORED
 
 
 @dataclass(frozen=True)
@@ -53,4 +52,4 @@ def collate(rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
     """
     tokens = torch.cat([row["input_ids"] for row in rows])[None]
     position = torch.cat([row["position_ids"] for row in rows])[None]
-    return {"input_ids": tokens, "position_ids": position, "labels": tokens.masked_fill(position == 0, IGNORE)}
+    return {"input_ids": tokens, "position_ids": position, "labels": tokens.masked_fill(position == 0, IGNORED)}

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from varla.models.modeling import IGNORED
+
 PIECE = 2048  # tokens of a window that are read at a time
 BATCH = 16_384  # tokens in a call, at the most, over the rows
-IGNORE = -100
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,9 @@ def score_packed(model: Any, ids: Sequence[Tensor]) -> tuple[float, int]:
     lengths = torch.tensor([0, *(each.shape[0] for each in ids)])
     whole = torch.cat(list(ids))
     logits = model(whole[None], cu_seqlens=lengths.cumsum(0), use_cache=False).logits[0]
-    targets = torch.cat([torch.cat((each[1:], each.new_full((1,), IGNORE))) for each in ids])
-    loss = cross_entropy(logits.float(), targets, ignore_index=IGNORE, reduction="sum")
-    return float(loss.double()), int((targets != IGNORE).sum())
+    targets = torch.cat([torch.cat((each[1:], each.new_full((1,), IGNORED))) for each in ids])
+    loss = cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="sum")
+    return float(loss.double()), int((targets != IGNORED).sum())
 
 
 def score_window(model: Any, ids: Tensor) -> tuple[float, int]:
