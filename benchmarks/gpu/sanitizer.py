@@ -10,6 +10,7 @@ from benchmarks.gpu import ROOT
 from benchmarks.gpu.record import Found, Options
 
 LIMIT = 240.0  # seconds
+DIRECTLY = ("decode_token", "walk_tokens", "rows_forward", "rows_backward")  # kernels that no pipeline launches
 
 # Small shapes that between them launch everything: few heads and many, one span and several, and single tokens.
 CALLS = """
@@ -37,6 +38,16 @@ both(1, 90, 2, 16, torch.float32, update_penalty=False, normalizer=False)
 with torch.no_grad():
     varla.vla_step(*(y[:, 0] for y in x), state, backend="triton")
     vla_sequential(*x, state, VLASettings(0.1, 20, 1e-3, 1e-4, "unit", "elu1", 32**-0.5, True, True, True))
+
+def token_by_token(mechanism, D, Dv, *gate):
+    x = [torch.randn(2, 37, 3, n, device="cuda", requires_grad=True) for n in (D, D, Dv)]
+    o, state = mechanism(*x, *gate, return_state=True, backend="triton")
+    (o.sum() + state.S.sum()).backward()
+
+gate = torch.rand(2, 37, 3, 96, device="cuda", requires_grad=True)
+token_by_token(varla.linear_attention, 16, 50)
+token_by_token(varla.delta_rule, 64, 16, gate[..., 0])
+token_by_token(varla.decayed_delta_rule, 48, 96, -gate)
 torch.cuda.synchronize()
 print(json.dumps(sorted(names)))
 """
@@ -65,7 +76,9 @@ def run(found: Found, options: Options) -> None:
     )
     report = done.stdout + done.stderr
     errors = errors_in(report)
-    found.add("compute-sanitizer, memcheck", kernels=len(launched()) + 2, errors=errors, status=done.returncode)
+    found.add(
+        "compute-sanitizer, memcheck", kernels=len(launched()) + len(DIRECTLY), errors=errors, status=done.returncode
+    )
     found.goal("errors that compute-sanitizer finds", errors, most=0)
     if errors != 0:
         found.notes.append(" ".join(report.split())[:600])

@@ -11,13 +11,29 @@ from benchmarks.gpu import sanitizer
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the calls are made on the CPU")
 def test_the_calls_launch_every_kernel(monkeypatch, capsys):
     pytest.importorskip("triton")
+    from varla.ops.triton import decode, sequential, token_rows
     from varla.ops.triton.pipeline import Pipeline
 
+    class Kernel:
+        """Notes that it was launched and does nothing."""
+
+        def __init__(self, name):
+            self.name = name
+
+        def __getitem__(self, grid):
+            return lambda *arguments, **options: directly.add(self.name)
+
+    directly = set()
+    for module in (decode, sequential, token_rows):
+        for name in sanitizer.DIRECTLY:
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, Kernel(name))
     monkeypatch.setattr(Pipeline, "_launch", lambda self, kernel, *arguments, **options: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     exec(compile(sanitizer.CALLS.replace('"cuda"', '"cpu"'), "calls", "exec"), {})
     names = set(json.loads(capsys.readouterr().out.splitlines()[-1]))
     assert names == sanitizer.launched()
+    assert directly == set(sanitizer.DIRECTLY)
     assert {"forward_walk", "element_walk", "sandwich", "finish"} <= names
 
 
