@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varla.ops.call import Mechanism, run, run_step
+from varla.ops.call import KERNEL_TOKENS, Mechanism, run, run_step
 from varla.ops.checks import check_inputs
 from varla.ops.features import feature, unit
 from varla.ops.reference import apply, outer
@@ -126,5 +126,6 @@ def _kernels(
     return found
 
 
-# "auto" does not take the kernels yet: they have not been timed.
-_DELTA = Mechanism("delta_rule", DeltaRuleState, {"reference": _reference}, kernels=_kernels, kernel_tokens=0)
+_DELTA = Mechanism(
+    "delta_rule", DeltaRuleState, {"reference": _reference}, kernels=_kernels, kernel_tokens=KERNEL_TOKENS
+)
