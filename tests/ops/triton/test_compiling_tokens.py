@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
 
 
 @pytest.mark.parametrize(
@@ -33,5 +33,6 @@ def test_compiles_and_fits(arch: int, dtype: str, D: int, DV: int, refresh: int,
     assert decode["reg"] * decode["num_warps"] * 32 * 2 <= 65536, decode  # two programs to a multiprocessor
     assert decode["stack"] <= 64, decode  # bytes a thread keeps outside its registers
     assert walk["stack"] <= 128, walk
-    assert max(x["stack"] for x in others) == 0, others
+    kept = 16 if triton.__version__.startswith("3.6.") else 0  # Triton 3.6 sets 16 bytes aside in one of them
+    assert max(x["stack"] for x in others) <= kept, others
     assert max(x["shared"] for x in found) <= 16384

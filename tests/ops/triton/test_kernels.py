@@ -93,8 +93,9 @@ def test_repeated_keys_and_directions(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision(dtype: torch.dtype) -> None:
-    assert_agrees(vla_inputs(100, B=1, H=2, D=32, Dv=32), vla_state(1, 2, 32, 32), dtype, 1e-2)
+@pytest.mark.parametrize(("D", "Dv"), [(32, 32), (8, 8), (24, 40)])
+def test_low_precision(D: int, Dv: int, dtype: torch.dtype) -> None:
+    assert_agrees(vla_inputs(100, B=1, H=2, D=D, Dv=Dv), vla_state(1, 2, D, Dv), dtype, 1e-2)
 
 
 def test_zero_directions_and_keys() -> None:

@@ -1,0 +1,103 @@
+"""No kernel reads or writes outside its tensors, at odd sizes and in every type of buffer."""
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+
+import varla
+from tests.ops.triton.cases import settings, state_on
+
+pytest.importorskip("triton")
+
+import triton
+import triton.language as tl
+
+from varla.ops.backends import triton_interpreted
+from varla.ops.triton.configuration import Precision
+from varla.ops.triton.sequential import vla_sequential
+
+pytestmark = pytest.mark.skipif(not triton_interpreted(), reason="on a GPU, compute-sanitizer does this")
+
+if triton_interpreted():
+    from tests.ops.triton.bounds import OutOfBounds, watched
+
+
+@triton.jit
+def copy(x, y, n, beyond, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + i, i < n + beyond, 0.0), i < n)
+
+
+def inputs(B: int, T: int, H: int, D: int, Dv: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    return [torch.randn(B, T, H, d).to(dtype).requires_grad_() for d in (D, D, Dv, D)]
+
+
+def both(call: Any, x: list[torch.Tensor], **options: Any) -> set[str]:
+    """The kernels of a call and its backward, through every output."""
+    with watched() as names:
+        o, state = call(*x, return_state=True, backend="triton", **options)
+        sum(y.float().sum() for y in (o, *state.tensors().values()) if y.requires_grad).backward()
+    return names
+
+
+@pytest.mark.parametrize("beyond", [0, 1, 5])
+def test_the_watch_sees_what_is_read_beyond_the_end(beyond: int) -> None:
+    x, y = torch.randn(11), torch.zeros(11)
+    with watched():
+        if beyond:
+            with pytest.raises(Exception, match=f"reads {beyond} of {11 + beyond} numbers that are not its own"):
+                copy[(1,)](x, y, 11, beyond, BLOCK=16)
+        else:
+            copy[(1,)](x, y, 11, beyond, BLOCK=16)
+            assert torch.equal(x, y)
+
+
+def test_the_watch_sees_what_is_written_beyond_the_end() -> None:
+    with watched(), pytest.raises(Exception, match="writes 3 of 14 numbers that are not its own") as raised:
+        copy[(1,)](torch.randn(14), torch.zeros(11), 14, 0, BLOCK=16)
+    assert isinstance(raised.value, OutOfBounds) or isinstance(raised.value.__cause__, OutOfBounds)
+
+
+@pytest.mark.parametrize("period", [20, None])
+@pytest.mark.parametrize("buffer", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("T", "H", "D", "Dv"), [(100, 3, 8, 8), (65, 2, 5, 40)])
+def test_vla(
+    T: int, H: int, D: int, Dv: int, buffer: torch.dtype, period: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Buffers between kernels as on a GPU, but for how operands of products are rounded."""
+    exact = Precision(buffer, "tf32x3", "tf32x3", "tf32x3")
+    monkeypatch.setattr(Precision, "of", classmethod(lambda cls, dtype, interpreted: exact))
+    monkeypatch.setattr(importlib.import_module("varla.ops.vla"), "ROW", 1)
+    names = both(varla.vla, inputs(2, T, H, D, Dv, buffer), refresh_every=period)
+    assert {"forward_walk", "prepare", "scan", "read", "turn", "scan_backward", "unread", "finish"} <= names
+    assert ("direction_walk" if period else "direction_backward") in names
+
+
+@pytest.mark.parametrize("options", [{"refresh": 0.05}, {"refresh_every": None}], ids=["refresh", "no refresh"])
+def test_many_spans(options: dict[str, Any]) -> None:
+    names = both(varla.vla, inputs(1, 1030, 1, 8, 8, torch.float32), **options)
+    assert ("compose" if "refresh" in options else "invert_spans") in names
+
+
+def test_packed() -> None:
+    cu_seqlens = torch.tensor([0, 3, 3, 73, 74, 140])
+    both(varla.vla, inputs(1, 140, 2, 8, 12, torch.float32), cu_seqlens=cu_seqlens)
+
+
+@pytest.mark.parametrize(("D", "Dv"), [(8, 8), (5, 40)])
+def test_token_by_token(D: int, Dv: int) -> None:
+    q, k, v, _ = inputs(1, 19, 2, D, Dv, torch.float32)
+    gate = torch.rand(1, 19, 2, Dv, requires_grad=True)
+    calls = [(varla.linear_attention, []), (varla.delta_rule, [gate[..., 0]]), (varla.decayed_delta_rule, [-gate])]
+    for call, more in calls:
+        assert both(call, [q, k, v, *more]) == {"rows_forward", "rows_backward"}
+
+
+def test_decode_and_the_sequential_kernel() -> None:
+    x = [y.detach() for y in inputs(2, 19, 2, 8, 12, torch.float32)]
+    with watched() as names, torch.no_grad():
+        varla.vla_step(*(y[:, 0] for y in x), state_on("cpu", D=8, Dv=12), backend="triton")
+        vla_sequential(*x, state_on("cpu", D=8, Dv=12), settings(8))
+    assert names == {"decode_token", "walk_tokens"}
