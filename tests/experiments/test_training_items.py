@@ -3,7 +3,7 @@
 import pytest
 
 from tests.experiments.fabricate import claim
-from varla.experiments import ablation, capacity, copying, fair, ood, overload, records, training_log
+from varla.experiments import ablation, capacity, copying, fair, long_context, ood, overload, records, training_log
 from varla.experiments.records import Results
 from varla.experiments.runs import FULL, QUICK
 
@@ -138,6 +138,26 @@ def test_a_hair_below_is_not_below():
         ]
     results = Results({**tuned.records, **trained(*groups).records})
     assert verdict(fair.ITEM, "P18-vla-deltanet", results) == "reproduced"
+
+
+def test_the_precision_is_checked_at_a_few_points():
+    n, head_dim = fair.CHECKED
+    tuned = trained(chosen("vla", [0.1, 0.7, 0.9, 0.0], head_dim=head_dim))
+    assert fair.exact(tuned, "linear", "mqar") is None
+    exact, reported = fair.exact(tuned, "vla", "mqar"), fair.finals(tuned, "vla", "mqar", n, head_dim)
+    assert (exact.config.train.precision, reported[0].config.train.precision) == ("fp32", "bf16")
+    assert exact.key in {run.key for run in fair.then(tuned, FULL)}
+    results = Results({**tuned.records, **trained(([exact], 0.75), (reported, 0.5)).records})
+    *_, table = fair.tables(results, FULL)
+    assert table.rows == [("mqar", "vla", 0.5, 0.75, -0.25)]
+
+
+def test_what_is_on_its_way_is_said_to_be():
+    runs, later = (long_context.seeds(FULL, *long_context.LATE, steps=steps) for steps in (3000, long_context.LATER))
+    assert {run.key for run in later} <= {run.key for run in long_context.runs(FULL)}
+    results = trained((runs, 0.1), (later, 0.9))
+    found = claim(long_context.ITEM, "P8-deltanet-paper-64").judge(results, FULL)
+    assert (found.verdict, found.note) == ("not reproduced", "it is 0.900 after 6000 steps")
 
 
 def test_rates_that_are_as_good_leave_room_on_both_sides():

@@ -14,7 +14,7 @@ from varla.experiments.claims import (
     Item,
     Judge,
 )
-from varla.experiments.protocol import MECHANISMS, Why, by_x, curves, made, paper_run, protocol, sample, within
+from varla.experiments.protocol import MECHANISMS, by_x, made, on_the_way, paper_run, protocol, sample, within
 from varla.experiments.records import Results
 from varla.experiments.runs import Preset, Train
 
@@ -70,23 +70,6 @@ def judge_vla(n: int) -> Judge:
     return judge
 
 
-def on_the_way(mechanism: str, n: int) -> Why:
-    """Where the number lies on the way: means over seeds at the evaluations before and after it is reached."""
-    paper = PAPER[mechanism][n]
-
-    def why(results: Results, preset: Preset) -> str:
-        points = curves(results, {mechanism: seeds(preset, mechanism, n)})
-        below = [point for point in points if point["y"] < paper]
-        above = [point for point in points if point["y"] >= paper]
-        if preset.quick or not below or not above:
-            return ""
-        a, b = below[-1], above[0]
-        spread = f"seeds from {a['low']:.3f} to {a['high']:.3f}"
-        return f"on the way it is {a['y']:.3f} at step {a['x']} ({spread}) and {b['y']:.3f} at step {b['x']}"
-
-    return why
-
-
 def claims() -> list[Claim]:
     """One a mechanism and n that the paper has a number for."""
     found = []
@@ -96,7 +79,8 @@ def claims() -> list[Claim]:
             rule = "mean over seeds at least 0.99; with conditions, if not without the output norm"
             close = f"mean over seeds within {margin(paper):.2g} of the paper's"
             every = partial(seeds, mechanism=mechanism, n=n)
-            judge = judge_vla(n) if vla else within(every, paper, margin(paper), why=on_the_way(mechanism, n))
+            why = on_the_way(every, paper, mechanism)
+            judge = judge_vla(n) if vla else within(every, paper, margin(paper), why=why)
             found.append(
                 Claim(
                     id=f"P7-{mechanism}-{n}",

@@ -34,6 +34,8 @@ HEAD_DIMS = (32, 64)
 RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 STEPS = 2000
 VOCABULARY = 512
+PRECISION, EXACT = "bf16", "fp32"  # what is trained in, as people do; and what that is checked against, at a few points
+CHECKED = (32, 64)  # pairs and head dimension of those, with the first seed
 # The learning rate is chosen on the data of a seed that is not reported, at one n: not so many pairs that nothing is
 # learnt at any rate, nor so few that all rates will do.
 CHOOSING, CHOSEN_AT = 1, 32
@@ -43,10 +45,10 @@ LEARNT = 0.1  # accuracy from which a point counts
 CLEAR = 0.02  # a difference that counts
 
 
-def run(name: str, task: str, n: int, head_dim: int, rate: float, seed: int, steps: int = STEPS) -> Train:
+def run(name: str, task: str, n: int, head_dim: int, rate: float, seed: int, precision: str = PRECISION) -> Train:
     """One training run."""
     mechanism, layer = CONTENDERS[name]
-    rare = {"eval_every": max(1, steps // 5), "checkpoint_every": steps}
+    rare = {"eval_every": STEPS // 5, "checkpoint_every": STEPS}
     return Train(
         {
             "mechanism": mechanism,
@@ -54,7 +56,7 @@ def run(name: str, task: str, n: int, head_dim: int, rate: float, seed: int, ste
             "seed": seed,
             "task": {"name": task, "n": n, "vocab_size": VOCABULARY},
             "layer": {"head_dim": head_dim, **layer},
-            "train": {"steps": steps, "lr": rate, "graph": True, **rare},
+            "train": {"steps": STEPS, "lr": rate, "precision": precision, "graph": True, **rare},
         }
     )
 
@@ -88,9 +90,18 @@ def finals(results: Results, name: str, task: str, n: int, head_dim: int) -> lis
     return [None if rate is None else run(name, task, n, head_dim, rate, seed) for seed in SEEDS]
 
 
+def exact(results: Results, name: str, task: str) -> Train | None:
+    """The first of the reported runs at one point, in float32."""
+    n, head_dim = CHECKED
+    rate = chosen_rate(results, name, task, head_dim)
+    return None if rate is None else run(name, task, n, head_dim, rate, SEEDS[0], EXACT)
+
+
 def then(results: Results, preset: Preset) -> Sequence[Train]:
     """What is run once the rates are chosen."""
-    return made([each for point in grid(preset) for each in finals(results, *point)])
+    reported = [each for point in grid(preset) for each in finals(results, *point)]
+    checks = [] if preset.quick else [exact(results, name, task) for task in TASKS for name in CONTENDERS]
+    return made([*reported, *checks])
 
 
 def scores(results: Results, task: str, head_dim: int, n: int) -> dict[str, Sample]:
@@ -150,7 +161,7 @@ def figures(results: Results, preset: Preset) -> list[Figure]:
 
 
 def tables(results: Results, preset: Preset) -> list[Table]:
-    """Everything in numbers: chosen rates, parameters, state bytes."""
+    """Everything in numbers: chosen rates, parameters, state bytes; and what the precision does."""
     rows = []
     for name, task, n, size in grid(preset):
         each = sample(results, finals(results, name, task, n, size))
@@ -161,7 +172,18 @@ def tables(results: Results, preset: Preset) -> list[Table]:
             sizes = (record["parameters"], record["state bytes"])
             rows.append((task, size, n, name, each.mean, f"{low:.3f} to {high:.3f}", rate, *sizes))
     headers = ("task", "head dim", "n", "mechanism", "accuracy", "95%", "rate", "parameters", "state bytes")
-    return [Table("Preset tuned, learning rate chosen on other data", headers, rows)] if rows else []
+    found = [Table("Preset tuned, learning rate chosen on other data", headers, rows)] if rows else []
+    n, size = CHECKED
+    checks = []
+    for task in TASKS:
+        for name in CONTENDERS:
+            half = results.accuracy(finals(results, name, task, n, size)[0])
+            full = results.accuracy(exact(results, name, task))
+            if half is not None and full is not None:
+                checks.append((task, name, half, full, half - full))
+    title = f"One run in bfloat16 and in float32, n = {n}, head dimension {size}"
+    checked = [Table(title, ("task", "mechanism", "bfloat16", "float32", "difference"), checks)] if checks else []
+    return [*found, *checked]
 
 
 ITEM = Item(
@@ -170,10 +192,10 @@ ITEM = Item(
     title="A fair comparison",
     about=(
         "The same short convolution, output norm and initialisation for every mechanism (preset `tuned`), "
-        f"{STEPS} steps, the learning rate chosen from {len(RATES)} for every mechanism, task and head dimension, at "
-        f"n = {CHOSEN_AT} on the data of a seed that is not reported; {len(SEEDS)} seeds, 95% intervals. Parameters "
-        "are nearly equal (VLA has one projection more a layer) and state bytes are given: VLA's A doubles them at the "
-        "same head dimension."
+        f"{STEPS} steps in bfloat16, the learning rate chosen from {len(RATES)} for every mechanism, task and head "
+        f"dimension, at n = {CHOSEN_AT} on the data of a seed that is not reported; {len(SEEDS)} seeds, 95% intervals. "
+        "Parameters are nearly equal (VLA has one projection more a layer) and state bytes are given: VLA's A doubles "
+        "them at the same head dimension."
     ),
     claims=[
         Claim(

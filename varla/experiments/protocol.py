@@ -148,6 +148,22 @@ def elsewhere(others: Mapping[str, Seeds], name: str = "eval") -> Why:
     return why
 
 
+def on_the_way(runs: Seeds, paper: float, mechanism: str) -> Why:
+    """Where the number lies on the way: means over seeds at the evaluations before and after it is reached."""
+
+    def why(results: Results, preset: Preset) -> str:
+        points = curves(results, {mechanism: runs(preset)})
+        below = [point for point in points if point["y"] < paper]
+        above = [point for point in points if point["y"] >= paper]
+        if preset.quick or not below or not above:
+            return ""
+        a, b = below[-1], above[0]
+        spread = f"seeds from {a['low']:.3f} to {a['high']:.3f}"
+        return f"on the way it is {a['y']:.3f} at step {a['x']} ({spread}) and {b['y']:.3f} at step {b['x']}"
+
+    return why
+
+
 def protocol(preset: Preset, note: str) -> str:
     """The note, with what the quick preset did otherwise."""
     quick = f"quick preset: one seed, {QUICK_TRAIN['steps']} steps at most, at {QUICK_TRAIN['lr']:g}"

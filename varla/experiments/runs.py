@@ -51,7 +51,8 @@ class Train:
         c = self.config
         changes = {**c.task, **c.model, **c.layer}
         given = " ".join(f"{name}={value}" for name, value in changes.items() if name != "name")
-        return f"{c.mechanism} {c.task['name']} {given} seed={c.seed} steps={c.train.steps} lr={c.train.lr:g}"
+        half = "" if c.train.precision == "fp32" else f" {c.train.precision}"
+        return f"{c.mechanism} {c.task['name']} {given} seed={c.seed} steps={c.train.steps} lr={c.train.lr:g}{half}"
 
 
 @dataclass(frozen=True)
