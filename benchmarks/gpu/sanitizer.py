@@ -16,14 +16,14 @@ DIRECTLY = ("decode_token", "walk_tokens", "rows_forward", "rows_backward")  # k
 CALLS = """
 import json, torch, varla
 from varla.ops.settings import VLASettings
-from varla.ops.triton.pipeline import Pipeline
+from varla.ops.triton.s_part import SPart
 from varla.ops.triton.sequential import vla_sequential
 
-names, launch = set(), Pipeline._launch
+names, launch = set(), SPart._launch
 def launch_and_note(self, kernel, *arguments, **options):
     names.add(kernel.__name__)
     launch(self, kernel, *arguments, **options)
-Pipeline._launch = launch_and_note
+SPart._launch = launch_and_note
 
 def both(B, T, H, D, dtype, **options):
     x = [torch.randn(B, T, H, D, device="cuda", dtype=dtype, requires_grad=True) for _ in range(4)]
@@ -39,15 +39,16 @@ with torch.no_grad():
     varla.vla_step(*(y[:, 0] for y in x), state, backend="triton")
     vla_sequential(*x, state, VLASettings(0.1, 20, 1e-3, 1e-4, "unit", "elu1", 32**-0.5, True, True, True))
 
-def token_by_token(mechanism, D, Dv, *gate):
-    x = [torch.randn(2, 37, 3, n, device="cuda", requires_grad=True) for n in (D, D, Dv)]
+def other(mechanism, T, D, Dv, *gate):
+    x = [torch.randn(1, T, 3, n, device="cuda", requires_grad=True) for n in (D, D, Dv)]
     o, state = mechanism(*x, *gate, return_state=True, backend="triton")
     (o.sum() + state.S.sum()).backward()
 
-gate = torch.rand(2, 37, 3, 96, device="cuda", requires_grad=True)
-token_by_token(varla.linear_attention, 16, 50)
-token_by_token(varla.delta_rule, 64, 16, gate[..., 0])
-token_by_token(varla.decayed_delta_rule, 48, 96, -gate)
+for T in (37, 2100):  # token by token, and in chunks
+    gate = torch.rand(1, T, 3, 96, device="cuda", requires_grad=True)
+    other(varla.linear_attention, T, 16, 50)
+    other(varla.delta_rule, T, 64, 16, gate[..., 0])
+other(varla.decayed_delta_rule, T, 48, 96, -gate)
 torch.cuda.synchronize()
 print(json.dumps(sorted(names)))
 """
@@ -55,7 +56,7 @@ print(json.dumps(sorted(names)))
 
 def launched() -> set[str]:
     """The kernels that calls of `varla.vla` are made of, by the text of the host code."""
-    text = (ROOT / "varla/ops/triton/pipeline.py").read_text()
+    text = "".join((ROOT / f"varla/ops/triton/{name}.py").read_text() for name in ("pipeline", "s_part"))
     return set(re.findall(r"_launch\(\s*(?:information|memory|penalty)\.(\w+)", text))
 
 

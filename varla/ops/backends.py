@@ -66,7 +66,7 @@ _FORMS: dict[str, tuple[str, Callable[[], str | None]]] = {
     "reference": ("Algorithm 1, one token at a time: the specification", lambda: None),
     "scan": ("Algorithm 2, corrected: S by an associative scan; T D x D matrices in memory", lambda: None),
     "chunk": ("the chunk-wise form in PyTorch, with a hand-written backward", _no_lapack),
-    "triton": ("GPU kernels: vla in chunks, the others token by token", _no_triton),
+    "triton": ("GPU kernels: vla in chunks, the others token by token, and in chunks where long", _no_triton),
 }
 
 

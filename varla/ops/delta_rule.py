@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varla.ops.call import KERNEL_TOKENS, Mechanism, run, run_step
+from varla.ops.call import KERNEL_TOKENS, Mechanism, run, run_step, short, widened
 from varla.ops.checks import check_inputs
 from varla.ops.features import feature, unit
 from varla.ops.reference import apply, outer
@@ -45,7 +45,7 @@ def delta_rule(
         normalize_key: divide keys by their length; without it the recurrence can diverge for |k|^2 beta > 2.
         scale: factor on the queries. None: D ** -0.5, as in flash-linear-attention.
         initial_state, return_state, cu_seqlens, chunk_size: as for `varla.vla`.
-        backend: "reference", "chunk", "triton" (token by token, on a GPU) or "auto".
+        backend: "reference", "chunk", "triton" (on a GPU; token by token, or in chunks where long) or "auto".
 
     Returns:
         o [B, T, H, Dv] in the inputs' type, or (o, DeltaRuleState) with `return_state`.
@@ -115,15 +115,22 @@ def _kernels(
     settings: DeltaRuleSettings,
     keep: bool,
 ) -> list[Tensor]:
-    from varla.ops.triton import rows_triton
+    """Token by token for short sequences, else in chunks."""
+    from varla.ops.triton import chunks_triton, rows_triton
 
     q, k, v, beta = inputs
+    (S,) = state
     q, k = (feature(x.float(), settings.feature_map) for x in (q, k))
     q = unit(q)[0] if settings.normalize_query else q
     k = unit(k)[0] if settings.normalize_key else k
-    strength = beta[..., 0].float()
-    found: list[Tensor] = rows_triton(q * settings.scale, k, v, None, strength, *state, cu_seqlens, True, keep)
-    return found
+    q, beta = q * settings.scale, beta.float()
+    if short(q, S, KERNEL_TOKENS):
+        found: list[Tensor] = rows_triton(q, k, v, None, beta[..., 0], S, cu_seqlens, True, keep)
+        return found
+    rounded = widened([x.to(v.dtype) for x in (q, k, v, beta * k)])
+    none = S.new_zeros(*S.shape[:2], S.shape[3])  # there is no normaliser
+    o, S, *_ = chunks_triton(*rounded, S, none, cu_seqlens, 1.0, False, True, keep)
+    return [o.to(v.dtype), S]
 
 
 _DELTA = Mechanism(

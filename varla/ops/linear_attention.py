@@ -7,12 +7,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from varla.ops.call import Mechanism, run, run_step
+from varla.ops.call import Mechanism, run, run_step, short, widened
 from varla.ops.checks import check_inputs
 from varla.ops.features import feature
 from varla.ops.reference import apply, dot, outer
 from varla.ops.settings import LinearAttentionSettings
 from varla.ops.state import LinearAttentionState
+
+# Up to so many tokens "auto" takes the kernels, which then go token by token. In chunks there is nothing to solve, and
+# they are ahead sooner than the delta rules'.
+KERNEL_TOKENS = 256
 
 
 def linear_attention(
@@ -86,12 +90,19 @@ def _kernels(
     settings: LinearAttentionSettings,
     keep: bool,
 ) -> list[Tensor]:
-    """The normaliser is one more row of S, whose value is always 1: it becomes z, and reads z . q."""
-    from varla.ops.triton import rows_triton
+    """Token by token for short sequences, else in chunks.
+
+    In the former, the normaliser is one more row of S, whose value is always 1: it becomes z, and reads z . q.
+    """
+    from varla.ops.triton import chunks_triton, rows_triton
 
     q, k, v = inputs
     S, z = state
     q, k = (feature(x.float(), settings.feature_map) for x in (q, k))
+    if not short(q, S, KERNEL_TOKENS):
+        q, k, u = widened([x.to(v.dtype) for x in (q, k, v)])
+        o, S, z, *_ = chunks_triton(q, k, u, k, S, z, cu_seqlens, settings.eps, settings.normalizer, False, keep)
+        return [o.to(v.dtype), S, z]
     extended = pad(v.float(), (0, 1), value=1.0)
     o, after, *_ = rows_triton(q, k, extended, None, None, torch.cat((S, z[..., None, :]), 2), cu_seqlens, False, keep)
     o, along = o[..., :-1], o[..., -1:]
@@ -99,7 +110,6 @@ def _kernels(
     return [o.to(v.dtype), after[:, :, :-1], after[:, :, -1]]
 
 
-# Its chunks have nothing to solve, so that they are ahead sooner than the delta rules'.
 _LINEAR = Mechanism(
-    "linear_attention", LinearAttentionState, {"reference": _reference}, kernels=_kernels, kernel_tokens=256
+    "linear_attention", LinearAttentionState, {"reference": _reference}, kernels=_kernels, kernel_tokens=KERNEL_TOKENS
 )

@@ -7,16 +7,11 @@ import torch
 from torch import Tensor
 
 from varla.ops import reference, scan
-from varla.ops.call import Mechanism, run, run_step
+from varla.ops.call import Mechanism, run, run_step, widened
 from varla.ops.checks import check_inputs, check_untracked
 from varla.ops.chunk import encode
 from varla.ops.settings import VLASettings
 from varla.ops.state import VLAState
-
-# Keys whose dimension is no multiple of this go to the kernels as float32. In bfloat16 a training step with D = 8 ended
-# in an illegal memory access (H200, Triton 3.6), though by Triton's interpreter the same kernels touch nothing that is
-# not theirs (tests/ops/triton/test_bounds.py); in float32 such widths are right.
-ROW = 16
 
 
 def vla(
@@ -164,11 +159,8 @@ def _kernels(
 ) -> list[Tensor]:
     from varla.ops.triton import vla_triton
 
-    dtype = inputs[0].dtype
-    if dtype != torch.float32 and inputs[0].shape[-1] % ROW:
-        inputs = [x.float() for x in inputs]
-    o, *rest = vla_triton(inputs, state, t, cu_seqlens, encode(settings), keep)
-    return [o.to(dtype), *rest]
+    o, *rest = vla_triton(widened(inputs), state, t, cu_seqlens, encode(settings), keep)
+    return [o.to(inputs[0].dtype), *rest]
 
 
 _LOOPS = {"reference": reference.vla_reference, "scan": scan.vla_scan}

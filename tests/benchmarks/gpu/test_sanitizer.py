@@ -12,7 +12,7 @@ from benchmarks.gpu import sanitizer
 def test_the_calls_launch_every_kernel(monkeypatch, capsys):
     pytest.importorskip("triton")
     from varla.ops.triton import decode, sequential, token_rows
-    from varla.ops.triton.pipeline import Pipeline
+    from varla.ops.triton.s_part import SPart
 
     class Kernel:
         """Notes that it was launched and does nothing."""
@@ -28,7 +28,7 @@ def test_the_calls_launch_every_kernel(monkeypatch, capsys):
         for name in sanitizer.DIRECTLY:
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, Kernel(name))
-    monkeypatch.setattr(Pipeline, "_launch", lambda self, kernel, *arguments, **options: None)
+    monkeypatch.setattr(SPart, "_launch", lambda self, kernel, *arguments, **options: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     exec(compile(sanitizer.CALLS.replace('"cuda"', '"cpu"'), "calls", "exec"), {})
     names = set(json.loads(capsys.readouterr().out.splitlines()[-1]))

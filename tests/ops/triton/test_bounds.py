@@ -69,7 +69,7 @@ def test_vla(
     """Buffers between kernels as on a GPU, but for how operands of products are rounded."""
     exact = Precision(buffer, "tf32x3", "tf32x3", "tf32x3")
     monkeypatch.setattr(Precision, "of", classmethod(lambda cls, dtype, interpreted: exact))
-    monkeypatch.setattr(importlib.import_module("varla.ops.vla"), "ROW", 1)
+    monkeypatch.setattr("varla.ops.call.ROW", 1)
     names = both(varla.vla, inputs(2, T, H, D, Dv, buffer), refresh_every=period)
     assert {"forward_walk", "prepare", "scan", "read", "turn", "scan_backward", "unread", "finish"} <= names
     assert ("direction_walk" if period else "direction_backward") in names
@@ -84,6 +84,19 @@ def test_many_spans(options: dict[str, Any]) -> None:
 def test_packed() -> None:
     cu_seqlens = torch.tensor([0, 3, 3, 73, 74, 140])
     both(varla.vla, inputs(1, 140, 2, 8, 12, torch.float32), cu_seqlens=cu_seqlens)
+
+
+@pytest.mark.parametrize("buffer", [torch.float32, torch.bfloat16])
+def test_others_in_chunks(buffer: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = Precision(buffer, "tf32x3", "tf32x3", "tf32x3")
+    monkeypatch.setattr(Precision, "of", classmethod(lambda cls, dtype, interpreted: exact))
+    monkeypatch.setattr("varla.ops.call.ROW", 1)
+    for name in ("linear_attention", "delta_rule"):
+        monkeypatch.setattr(importlib.import_module(f"varla.ops.{name}"), "KERNEL_TOKENS", 0)
+    q, k, v, _ = inputs(2, 70, 2, 5, 40, buffer)
+    gate = torch.rand(2, 70, 2).to(buffer).requires_grad_()
+    assert "turn" in both(varla.delta_rule, [q, k, v, gate])
+    assert "finish" in both(varla.linear_attention, [q, k, v])
 
 
 @pytest.mark.parametrize(("D", "Dv"), [(8, 8), (5, 40)])

@@ -15,6 +15,9 @@ The textbook form reads tril(Q a^T) E and sends back T^-T (tril(Q a^T)^T dN + a 
 nearly parallel, T^-1 a difference operator, and tril(Q a^T) several times larger than W: with operands in bfloat16,
 the form above is three times as accurate. It takes W from factors that are still float32.
 
+Linear attention writes v, not what is left of it: S <- S + v a^T. Without ERROR, the kernels are its own. Then T = I,
+W = tril(Q a^T), E = V, B = Q and Ta = a, so that `turn` has nothing to do, and K has no part but in the denominators.
+
 Buffers between kernels are [tokens, H, *], or [chunks, H, *] for what a chunk has one of. S is kept values by keys.
 """
 
@@ -66,9 +69,9 @@ def keys(F, norm, token, count, head, H, UNIT: tl.constexpr):
 def prepare(
     q, k, v, a, norm, tinv, W, tk, tv, zsum, chunks, H, D, DV,
     BD: tl.constexpr, BV: tl.constexpr, ELU: tl.constexpr, UNIT: tl.constexpr,
-    DOT: tl.constexpr, SOLVE: tl.constexpr,
+    DOT: tl.constexpr, SOLVE: tl.constexpr, ERROR: tl.constexpr,
 ):  # fmt: skip
-    """T^-1, W, Tk, Tv, the norms of the chunk's key features, and their sum."""
+    """T^-1, W, Tk, Tv, the norms of the chunk's key features, and their sum; without ERROR, W and the sum alone."""
     chunk, head, token, count = place(chunks, H)
     at = chunk * H + head
     d = tl.arange(0, BD)
@@ -80,25 +83,33 @@ def prepare(
         store_column(norm, tl.reshape(inverse, [CHUNK]), token, count, head, H, CHUNK)
     K = operand(K, DOT)
     written = tl.trans(operand(rows(a, token, count, head, H, d, D, CHUNK), DOT))
-    N = tl.where(i[:, None] > i[None, :], dot(K, written, DOT), 0.0)
-    T = lower_inverse(N, 4, SOLVE)
-    store_matrix(tinv, T, at, i, CHUNK, i, CHUNK)
+    if ERROR:
+        N = tl.where(i[:, None] > i[None, :], dot(K, written, DOT), 0.0)
+        T = lower_inverse(N, 4, SOLVE)
+        store_matrix(tinv, T, at, i, CHUNK, i, CHUNK)
     Q = operand(features(q, token, count, head, H, d, D, CHUNK, ELU), DOT)
     C = tl.where(i[:, None] >= i[None, :], dot(Q, written, DOT), 0.0)
-    store_matrix(W, dot(C, T, SOLVE), at, i, CHUNK, i, CHUNK)
-    T = operand(T, DOT)
-    store_rows(tk, dot(T, K, DOT), token, count, head, H, d, D, CHUNK)
-    for begin in range(0, DV, BV):
-        e = begin + tl.arange(0, BV)
-        store_rows(tv, dot(T, rows(v, token, count, head, H, e, DV, CHUNK), DOT), token, count, head, H, e, DV, CHUNK)
+    if ERROR:
+        store_matrix(W, dot(C, T, SOLVE), at, i, CHUNK, i, CHUNK)
+        T = operand(T, DOT)
+        store_rows(tk, dot(T, K, DOT), token, count, head, H, d, D, CHUNK)
+        for begin in range(0, DV, BV):
+            e = begin + tl.arange(0, BV)
+            solved = dot(T, rows(v, token, count, head, H, e, DV, CHUNK), DOT)
+            store_rows(tv, solved, token, count, head, H, e, DV, CHUNK)
+    else:
+        store_matrix(W, C, at, i, CHUNK, i, CHUNK)
 
 
 @triton.jit
 def scan(
     tk, tv, a, S, z, zsum, S0, final_S, final_z, chunks, first, H, D, DV,
-    BD: tl.constexpr, BV: tl.constexpr, DOT: tl.constexpr,
+    BD: tl.constexpr, BV: tl.constexpr, DOT: tl.constexpr, ERROR: tl.constexpr,
 ):  # fmt: skip
-    """S0 [chunks, H, DV, D] and E [tokens, H, DV], in place of tv; zsum [chunks, H, D] becomes the sum before."""
+    """S0 [chunks, H, DV, D] and E [tokens, H, DV], in place of tv; zsum [chunks, H, D] becomes the sum before.
+
+    Without ERROR, tv are the values themselves, and stay.
+    """
     sequence, head = tl.program_id(0) // H, tl.program_id(0) % H
     d = tl.arange(0, BD)
     e = tl.program_id(1) * BV + tl.arange(0, BV)
@@ -113,8 +124,9 @@ def scan(
         at = chunk * H + head
         tl.store(S0 + at * size + cell, memory.to(S0.dtype.element_ty), inside)
         E = rows(tv, token, count, head, H, e, DV, CHUNK)
-        E -= dot(rows(tk, token, count, head, H, d, D, CHUNK), memory, DOT)
-        store_rows(tv, E, token, count, head, H, e, DV, CHUNK)
+        if ERROR:
+            E -= dot(rows(tk, token, count, head, H, d, D, CHUNK), memory, DOT)
+            store_rows(tv, E, token, count, head, H, e, DV, CHUNK)
         memory = dot(tl.trans(rows(a, token, count, head, H, d, D, CHUNK)), E, DOT, memory)
         if tl.program_id(1) == 0:
             here = tl.load(zsum + at.to(tl.int64) * D + d, d < D, 0.0)
@@ -129,7 +141,7 @@ def scan(
 def read(
     q, k, v, norm, W, S0, z0, o, denominator, chunks, H, D, DV, eps,
     BD: tl.constexpr, BV: tl.constexpr, ELU: tl.constexpr, UNIT: tl.constexpr, NORMALIZE: tl.constexpr,
-    DOT: tl.constexpr,
+    DOT: tl.constexpr, ERROR: tl.constexpr,
 ):  # fmt: skip
     """Outputs o [tokens, H, DV] and the denominators q.z [tokens, H]."""
     chunk, head, token, count = place(chunks, H)
@@ -144,7 +156,10 @@ def read(
         before = tl.load(z0 + at.to(tl.int64) * D + d, d < D, 0.0)
         total = tl.sum(within, 1) + tl.sum(Q * before[None, :], 1)
     mixed = operand(matrix(W, at, i, CHUNK, i, CHUNK), DOT)
-    B = Q - dot(mixed, keys(F, norm, token, count, head, H, UNIT), DOT)
+    if ERROR:
+        B = Q - dot(mixed, keys(F, norm, token, count, head, H, UNIT), DOT)
+    else:
+        B = Q
     y = dot(B, tl.trans(matrix(S0, at, e, DV, d, D)), DOT)
     y = dot(mixed, rows(v, token, count, head, H, e, DV, CHUNK), DOT, y)
     if NORMALIZE:
@@ -221,7 +236,7 @@ def turn(
 def scan_backward(
     ta, B, K, W, do, denominator, dS_final, dS, dv, dS_initial, chunks, first,
     H, D, DV, eps,
-    BD: tl.constexpr, BV: tl.constexpr, NORMALIZE: tl.constexpr, DOT: tl.constexpr,
+    BD: tl.constexpr, BV: tl.constexpr, NORMALIZE: tl.constexpr, DOT: tl.constexpr, ERROR: tl.constexpr,
 ):  # fmt: skip
     """dS after every chunk [chunks, H, DV, D], and dv."""
     sequence, head = tl.program_id(0) // H, tl.program_id(0) % H
@@ -247,7 +262,8 @@ def scan_backward(
         R = dot(tl.trans(matrix(W, at, i, CHUNK, i, CHUNK)), g, DOT, x)
         store_rows(dv, R, token, count, head, H, e, DV, CHUNK)
         memory = dot(tl.trans(rows(B, token, count, head, H, d, D, CHUNK)), g, DOT, memory)
-        memory = dot(tl.trans(rows(K, token, count, head, H, d, D, CHUNK)), -x, DOT, memory)
+        if ERROR:
+            memory = dot(tl.trans(rows(K, token, count, head, H, d, D, CHUNK)), -x, DOT, memory)
     tl.store(dS_initial + own * size + cell, memory, inside)
 
 
@@ -255,9 +271,9 @@ def scan_backward(
 def finish(
     q, k, a, norm, gain, E, S0, do, denominator, dD, dv, dS, dz, dk, dP, chunks, H, D, DV, eps,
     BD: tl.constexpr, BV: tl.constexpr, ELU: tl.constexpr, UNIT: tl.constexpr, NORMALIZE: tl.constexpr,
-    GAIN: tl.constexpr, DOT: tl.constexpr,
+    GAIN: tl.constexpr, DOT: tl.constexpr, ERROR: tl.constexpr, BY_CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """dP [chunks, H, CHUNK, D], and dk but for what reaches it through A.
+    """dP [chunks, H, CHUNK, D], or without BY_CHUNK [tokens, H, D], and dk but for what reaches it through a.
 
     dP may lie where dS does: a program reads its own before it writes.
     """
@@ -274,20 +290,23 @@ def finish(
     Y = tl.zeros([CHUNK, CHUNK], tl.float32)
     for begin in range(0, DV, BV):
         e = begin + tl.arange(0, BV)
-        R = operand(-rows(dv, token, count, head, H, e, DV, CHUNK), DOT)
+        if ERROR:
+            R = operand(-rows(dv, token, count, head, H, e, DV, CHUNK), DOT)
         g = rows(do, token, count, head, H, e, DV, CHUNK)
         if NORMALIZE:
             g *= inverse[:, None]
         residual = operand(rows(E, token, count, head, H, e, DV, CHUNK), DOT)
         X = dot(g, tl.trans(residual), DOT, X)
-        Y = dot(R, tl.trans(residual), DOT, Y)
-        dK = dot(R, matrix(S0, at, e, DV, d, D), DOT, dK)
+        if ERROR:
+            Y = dot(R, tl.trans(residual), DOT, Y)
+            dK = dot(R, matrix(S0, at, e, DV, d, D), DOT, dK)
         da = dot(residual, matrix(dS, at, e, DV, d, D), DOT, da)
     Y = operand(tl.where(i[:, None] > i[None, :], Y, 0.0), DOT)
     Q = operand(features(q, token, count, head, H, d, D, CHUNK, ELU), DOT)
     da = dot(tl.trans(operand(tl.where(past, X, 0.0), DOT)), Q, DOT, da)
     K = keys(features(k, token, count, head, H, d, D, CHUNK, ELU), norm, token, count, head, H, UNIT)
-    da = dot(tl.trans(Y), K, DOT, da)
+    if ERROR:
+        da = dot(tl.trans(Y), K, DOT, da)
     written = rows(a, token, count, head, H, d, D, CHUNK)
     by = column(gain, token, count, head, H, CHUNK)
     if GAIN == "unit":
@@ -296,10 +315,14 @@ def finish(
         along = tl.sum(da * written, 1)
         da = (da - along[:, None] * K) * by[:, None]
     tl.debug_barrier()
-    store_rows(dP, da, at * CHUNK, count, 0, 1, d, D, CHUNK)
+    if BY_CHUNK:
+        store_rows(dP, da, at * CHUNK, count, 0, 1, d, D, CHUNK)
+    else:
+        store_rows(dP, da, token, count, head, H, d, D, CHUNK)
     # The tiles are loaded again, rather than kept beside da.
     written = rows(a, token, count, head, H, d, D, CHUNK)
-    dK = dot(Y, operand(written, DOT), DOT, dK)
+    if ERROR:
+        dK = dot(Y, operand(written, DOT), DOT, dK)
     if GAIN == "projection":
         dK -= along[:, None] * written
     F = features(k, token, count, head, H, d, D, CHUNK, ELU)

@@ -14,9 +14,7 @@ from varla.ops.settings import VLASettings
 from varla.ops.triton.ahead import compile_ahead
 from varla.ops.triton.configuration import Inputs, Kept, Precision, Shape, State
 from varla.ops.triton.pipeline import Pipeline
-from varla.ops.triton.plan import CHUNK, Plan, make_plan, on_device, parts, span_length, spans_needed
-
-_captured: list[Plan] = []
+from varla.ops.triton.plan import CHUNK, on_device, parts, plan_for, span_length, spans_needed
 
 
 def _pipeline(inputs: Sequence[Tensor], cu_seqlens: Tensor | None, text: str, backward: bool) -> Pipeline:
@@ -29,10 +27,7 @@ def _pipeline(inputs: Sequence[Tensor], cu_seqlens: Tensor | None, text: str, ba
     precision = Precision.of(inputs[0].dtype, triton_interpreted())
     capability = torch.cuda.get_device_capability(inputs[0].device)[0] if inputs[0].is_cuda else 9
     shape = Shape.of(H, D, inputs[2].shape[-1], precision.buffer, capability)
-    plan = make_plan(lengths, span_length(B * T, H), inputs[0].device)
-    if inputs[0].is_cuda and torch.cuda.is_current_stream_capturing():
-        _captured.append(plan)  # a CUDA graph holds its addresses
-    pipeline = Pipeline(plan, shape, precision, settings)
+    pipeline = Pipeline(plan_for(lengths, H, inputs[0].device), shape, precision, settings)
     if inputs[0].is_cuda:
         compile_ahead(pipeline, inputs[0].dtype, inputs[0].device, backward)
     return pipeline

@@ -1,9 +1,9 @@
 """The host side: which kernels run in which order, and what passes between them.
 
 Forward: A walks through each sequence (without refresh: through all spans at once, from inverses of prefix sums),
-leaving the write directions a; then `prepare`, `scan`, `read`. Kept for the backward: a, its gains, the keys' norms,
-the denominators, E, T^-1, W and S of every chunk, A at the start of every span, and the factors of every step. Then
-backward: `turn` and `scan_backward`, `unread`, `finish`; and the A part, on all spans at once.
+leaving the write directions a; then the S part (varla/ops/triton/s_part.py). Kept for the backward: a, its gains, the
+keys' norms, the denominators, E, T^-1, W and S of every chunk, A at the start of every span, and the factors of every
+step. Then backward: the S part, and the A part, on all spans at once.
 """
 
 from dataclasses import dataclass
@@ -12,76 +12,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varla.ops.settings import VLASettings
-from varla.ops.triton import information, memory, penalty
-from varla.ops.triton.configuration import Inputs, Kept, Precision, Shape, State
-from varla.ops.triton.plan import CHUNK, SHORT, Plan, parts
+from varla.ops.triton import information, penalty
+from varla.ops.triton.configuration import Inputs, Kept, State
+from varla.ops.triton.plan import CHUNK, SHORT, parts
+from varla.ops.triton.s_part import SPart
 
 HUGE = 2**31 - 1
 FEW = 48  # heads, over all sequences: with more than that, walking each from its beginning is as fast as any other way
 
 
 @dataclass(frozen=True)
-class Pipeline:
-    """One call's constants: its plan, shapes, precision and scalars. `dry`: compiled kernels go there, none run."""
-
-    plan: Plan
-    shape: Shape
-    precision: Precision
-    settings: VLASettings
-    dry: list[Any] | None = None
+class Pipeline(SPart):
+    """One call of VLA."""
 
     def forward(self, x: Inputs, state: State, kept: Kept) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(o, S, A, z): outputs [tokens, H, DV] and the state after the last token. Fills `kept`."""
         A = self._unless_empty(self._directions(x, state, kept), state.A)
-        tk = torch.empty_like(kept.a)
-        self._prepare(x, kept, tk)
-        S, z = self._scan(tk, kept, state)
-        del tk
-        o = torch.empty_like(x.v)
-        s = self.shape
-        self._launch(
-            memory.read, (len(self.plan.chunks) * s.H, parts(s.DV, s.wide)),
-            x.q, x.k, x.v, kept.norm, kept.W, kept.S0, kept.z0, o, kept.denominator, self.plan.chunks,
-            s.H, s.D, s.DV, self.settings.eps,
-            **self._tiles(s.wide), **self._how("ELU", "UNIT", "NORMALIZE"), DOT=self.precision.dot,
-            num_warps=s.warps, maxnreg=s.registers,
-        )  # fmt: skip
+        o, S, z = self.write_and_read(x, kept, state.S, state.z)
         return o, S, A, z
 
     def backward(
         self, x: Inputs, state: State, kept: Kept, A: Tensor, do: Tensor, dS: Tensor, dA: Tensor, dz: Tensor
     ) -> tuple[Inputs, tuple[Tensor, Tensor, Tensor]]:
         """Gradients of the inputs, and of the initial S, A and z. `A` is what the forward returned."""
-        s, plan = self.shape, self.plan
-        per_chunk = len(plan.chunks) * s.H
-        dv, dS_initial = torch.empty_like(x.v), torch.empty_like(dS)
-        dSs = kept.a.new_empty(len(plan.chunks), s.H, s.DV, s.D)
-        self._scan_backward(x, kept, do, dS, dSs, dv, dS_initial)
-        dD, dzs, dq = torch.empty_like(kept.denominator), torch.empty_like(kept.z0), torch.empty_like(x.q)
-        self._launch(
-            memory.unread, (per_chunk,),
-            x.q, x.k, kept.a, kept.E, kept.S0, kept.z0, do, kept.denominator, dD, dzs, dq,
-            plan.chunks, s.H, s.D, s.DV, self.settings.eps,
-            **self._tiles(s.BV), **self._how("ELU", "NORMALIZE"), DOT=self.precision.dot,
-            num_warps=8, num_stages=s.stages, maxnreg=s.registers,
-        )  # fmt: skip
-        dz_initial = torch.empty_like(dz)
-        if not self.settings.normalizer:
-            dzs.zero_()
-        self._running_sum(dzs, dz, dz_initial, plan.first, reverse=True)
-        dk = torch.empty_like(kept.a)
-        dP = self._rows_by_chunk(dSs)
-        self._launch(
-            memory.finish, (per_chunk,),
-            x.q, x.k, kept.a, kept.norm, kept.gain, kept.E, kept.S0, do, kept.denominator, dD, dv, dSs, dzs, dk, dP,
-            plan.chunks, s.H, s.D, s.DV, self.settings.eps,
-            **self._tiles(min(s.BV, 32)), **self._how("ELU", "UNIT", "NORMALIZE", "GAIN"), DOT=self.precision.dot,
-            num_warps=s.finishing, num_stages=s.stages,
-        )  # fmt: skip
-        del dSs
-        du, dA_initial = self._directions_backward(x, state, kept, dP, dk, A, dA)
-        return Inputs(dq, dk.to(x.k.dtype), dv, du), (dS_initial, self._unless_empty(dA_initial, dA), dz_initial)
+        g = self.back(x, kept, do, dS, dz, by_chunk=True)
+        du, dA_initial = self._directions_backward(x, state, kept, g.da, g.dk, A, dA)
+        inputs = Inputs(g.dq, g.dk.to(x.k.dtype), g.dv, du)
+        return inputs, (g.dS, self._unless_empty(dA_initial, dA), g.dz)
 
     def _unless_empty(self, x: Tensor, untouched: Tensor) -> Tensor:
         """x [N, *], but for sequences without tokens what was handed in, to the last bit (x is made symmetric)."""
@@ -102,16 +59,6 @@ class Pipeline:
             return True
         few = len(self.plan.whole) * self.shape.H <= FEW and len(self.plan.spans) >= 4 * len(self.plan.whole)
         return self.settings.beat is not None and not few
-
-    @property
-    def _few(self) -> bool:
-        """Whether a program to each head and tile of values leaves much of a large GPU idle."""
-        s = self.shape
-        return len(self.plan.whole) * s.H * parts(s.DV, s.narrow[1]) < 128
-
-    @property
-    def _narrow(self) -> int:
-        return self.shape.narrow[0 if self._few else 1]
 
     @property
     def _unit(self) -> bool:
@@ -196,14 +143,6 @@ class Pipeline:
         )  # fmt: skip
         return out
 
-    def _running_sum(self, x: Tensor, initial: Tensor, total: Tensor, first: Tensor, reverse: bool) -> None:
-        """Over the spans or chunks of each sequence, as `first` says: see the kernel."""
-        s, size = self.shape, initial[0, 0].numel()
-        self._launch(
-            information.running_sum, (len(self.plan.whole) * s.H, parts(size, 128)),
-            x, initial, total, first, s.H, size, REVERSE=reverse, ENTRIES=16, BLOCK=128, num_warps=4,
-        )  # fmt: skip
-
     def _directions_backward(
         self, x: Inputs, state: State, kept: Kept, dP: Tensor, dk: Tensor, A: Tensor, dA: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -266,82 +205,10 @@ class Pipeline:
         )  # fmt: skip
         return du
 
-    # The S part.
-
-    def _prepare(self, x: Inputs, kept: Kept, tk: Tensor) -> None:
-        """Fill tk, and of `kept` the norms, T^-1 and W; E and z0 with Tv and sums of key features."""
-        s, plan = self.shape, self.plan
-        self._launch(
-            memory.prepare, (len(plan.chunks) * s.H,),
-            x.q, x.k, x.v, kept.a, kept.norm, kept.tinv, kept.W, tk, kept.E, kept.z0, plan.chunks, s.H, s.D, s.DV,
-            **self._tiles(s.BV), **self._how("ELU", "UNIT"), DOT=self.precision.dot, SOLVE=self.precision.times,
-            num_warps=4, maxnreg=168 if s.half else None,
-        )  # fmt: skip
-
-    def _scan(self, tk: Tensor, kept: Kept, state: State) -> tuple[Tensor, Tensor]:
-        """S and z after the last chunk. Fills kept.S0 and completes kept.E and kept.z0."""
-        s, plan = self.shape, self.plan
-        S, z = torch.empty_like(state.S), torch.empty_like(state.z)
-        self._launch(
-            memory.scan, (len(plan.whole) * s.H, parts(s.DV, self._narrow)),
-            tk, kept.E, kept.a, state.S, state.z, kept.z0, kept.S0, S, z, plan.chunks, plan.first, s.H, s.D, s.DV,
-            **self._tiles(self._narrow), DOT=self.precision.dot, num_warps=4, num_stages=s.scanning,
-        )  # fmt: skip
-        return S, z
-
-    def _scan_backward(
-        self, x: Inputs, kept: Kept, do: Tensor, dS: Tensor, dSs: Tensor, dv: Tensor, initial: Tensor
-    ) -> None:
-        """Fills dSs, dS after every chunk, dv, and dS before the first."""
-        s, plan, narrow = self.shape, self.plan, min(self._narrow, 32)
-        ta, B, K = (torch.empty_like(kept.a) for _ in range(3))
-        self._launch(
-            memory.turn, (len(plan.chunks) * s.H,),
-            x.q, x.k, kept.a, kept.norm, kept.tinv, kept.W, ta, B, K, plan.chunks, s.H, s.D,
-            BD=s.BD, **self._how("ELU", "UNIT"), DOT=self.precision.dot, num_warps=s.warps, maxnreg=s.registers,
-        )  # fmt: skip
-        self._launch(
-            memory.scan_backward, (len(plan.whole) * s.H, parts(s.DV, narrow)),
-            ta, B, K, kept.W, do, kept.denominator, dS, dSs, dv, initial,
-            plan.chunks, plan.first, s.H, s.D, s.DV, self.settings.eps,
-            **self._tiles(narrow), **self._how("NORMALIZE"), DOT=self.precision.dot,
-            num_warps=4, num_stages=s.scanning,
-        )  # fmt: skip
-
-    def _rows_by_chunk(self, over: Tensor) -> Tensor:
-        """Memory for [chunks, H, CHUNK, D] float32: that of `over` where its chunks are of the same size."""
-        s, chunks = self.shape, len(self.plan.chunks)
-        if over.nbytes == 4 * chunks * s.H * CHUNK * s.D:
-            return over.flatten().view(torch.float32).view(chunks, s.H, CHUNK, s.D)
-        return over.new_empty(chunks, s.H, CHUNK, s.D, dtype=torch.float32)
-
-    def _launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-        options["maxnreg"] = options.get("maxnreg") or self.shape.most
-        if self.dry is None:
-            kernel[grid](*arguments, **options)
-        else:
-            self.dry.append(kernel.warmup(*arguments, grid=grid, **options))
-
     def _scratch(self, programs: int, like: Tensor) -> Tensor:
         """256 floats for each program of a walk (see pieces.cholesky_inverse)."""
         return like.new_empty(programs * self.shape.H, 256)
 
-    def _tiles(self, BV: int) -> dict[str, int]:
-        return {"BD": self.shape.BD, "BV": BV}
-
     def _walk(self) -> dict[str, Any]:
         s, p = self.shape, self.precision
         return {"UNIT": self._unit, "PAST": p.dot, "WALK": p.walk, "num_warps": s.warps, "num_stages": 1}
-
-    def _how(self, *names: str) -> dict[str, Any]:
-        """The compile-time switches of these names."""
-        s = self.settings
-        switches = {
-            "ELU": s.feature_map == "elu1",
-            "UNIT": s.normalize_key,
-            "NORMALIZE": s.normalizer,
-            "GAIN": s.gain,
-            "UPDATE": s.update_penalty,
-            "REFRESH": s.beat is not None,
-        }
-        return {name: switches[name] for name in names}

@@ -108,3 +108,14 @@ def make_plan(lengths: tuple[int, ...], span: int, device: torch.device) -> Plan
         span,
         empty,
     )
+
+
+_captured: list[Plan] = []
+
+
+def plan_for(lengths: tuple[int, ...], heads: int, device: torch.device) -> Plan:
+    """The tables, with spans as long as suits so many tokens and heads."""
+    plan = make_plan(lengths, span_length(sum(lengths), heads), device)
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        _captured.append(plan)  # a CUDA graph holds its addresses
+    return plan

@@ -1,0 +1,23 @@
+"""Compiles the kernels of the delta rule and of linear attention in chunks, as `compiling` does VLA's.
+
+Run as a program, in a process without TRITON_INTERPRET: python -m tests.ops.triton.compiling_chunks ARCH TYPE D ERROR.
+"""
+
+import sys
+
+import torch
+
+from tests.ops.triton.compiling import report_launches
+from varla.ops.triton.chunk_op import chunks_triton
+
+
+def main(arch: int, dtype: torch.dtype, D: int, error: bool) -> None:
+    report_launches(arch)
+    q, k, v = (torch.randn(1, 200, 2, D, dtype=dtype, requires_grad=True) for _ in range(3))
+    o, *_ = chunks_triton(q, k, v, k, torch.zeros(1, 2, D, D), torch.zeros(1, 2, D), None, 1e-4, not error, error, True)
+    o.sum().backward()
+
+
+if __name__ == "__main__":
+    arch, dtype, D, error = sys.argv[1:]
+    main(int(arch), getattr(torch, dtype), int(D), bool(int(error)))

@@ -1,0 +1,155 @@
+"""Linear attention and the delta rule by VLA's kernels against the plain loops in float64: on a GPU or interpreted."""
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+
+import varla
+from tests.ops.cases import randn
+from tests.ops.triton.cases import DEVICE, gpu, relative
+from tests.ops.triton.mechanisms import KINDS, B, H, assert_agrees, make, outcome
+from varla.ops.triton.plan import CHUNK
+
+pytest.importorskip("triton")
+
+CHUNKED = ("linear", "delta")
+
+
+@pytest.fixture(autouse=True)
+def _in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However short the sequences."""
+    for module in ("linear_attention", "delta_rule"):
+        monkeypatch.setattr(importlib.import_module(f"varla.ops.{module}"), "KERNEL_TOKENS", 0)
+
+
+def test_this_is_about_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*arguments: Any) -> None:
+        raise AssertionError("token by token")
+
+    monkeypatch.setattr("varla.ops.triton.rows_triton", never)
+    for kind in CHUNKED:
+        outcome(kind, *make(kind, 3), torch.float32, DEVICE, backend="triton")
+    monkeypatch.undo()
+    monkeypatch.setattr("varla.ops.triton.rows_triton", never)
+    for kind in CHUNKED:
+        with pytest.raises(AssertionError, match="token by token"):
+            outcome(kind, *make(kind, 3), torch.float32, DEVICE, backend="triton")
+
+
+@pytest.mark.parametrize("kind", CHUNKED)
+@pytest.mark.parametrize("T", [1, CHUNK - 1, CHUNK, 2 * CHUNK + 5])
+def test_every_length(T: int, kind: str) -> None:
+    assert_agrees(kind, *make(kind, T))
+
+
+@pytest.mark.parametrize("kind", CHUNKED)
+@pytest.mark.parametrize(("D", "Dv"), [(5, 4), (24, 40), (16, 130), (64, 16)])
+def test_every_width(D: int, Dv: int, kind: str) -> None:
+    assert_agrees(kind, *make(kind, CHUNK + 3, D, Dv))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("linear", {"normalizer": False}),
+        ("linear", {"feature_map": "identity", "normalizer": False}),
+        ("linear", {"eps": 30.0}),
+        ("delta", {"feature_map": "elu1", "scale": 0.3}),
+        ("delta", {"normalize_query": False}),
+        ("delta", {"normalize_key": False}),
+    ],
+)
+def test_every_setting(kind: str, options: dict[str, Any]) -> None:
+    inputs, state = make(kind, CHUNK + 6)
+    inputs[1] = inputs[1] / (1 if options.get("normalize_key", True) else 8)
+    assert_agrees(kind, inputs, state, **options)
+
+
+@pytest.mark.parametrize("kind", CHUNKED)
+def test_packed(kind: str) -> None:
+    lengths = [20, 0, CHUNK, 1, CHUNK + 9, 3]
+    inputs, state = make(kind, sum(lengths), batch=1, sequences=len(lengths))
+    assert_agrees(kind, inputs, state, cu_seqlens=torch.tensor([0, *lengths]).cumsum(0))
+
+
+@pytest.mark.parametrize("kind", CHUNKED)
+def test_no_tokens(kind: str) -> None:
+    inputs, state = make(kind, 0)
+    got = outcome(kind, inputs, state, torch.float32, DEVICE, backend="triton")
+    assert got["o"].shape == (B, 0, H, 16)
+    assert torch.equal(got["S"].cpu(), state.S.float())
+
+
+@pytest.mark.parametrize("kind", CHUNKED)
+@pytest.mark.parametrize(("D", "dtype"), [(16, torch.bfloat16), (24, torch.bfloat16), (16, torch.float16)])
+def test_low_precision_inputs(D: int, dtype: torch.dtype, kind: str) -> None:
+    inputs, state = make(kind, CHUNK + 6, D)
+    inputs = [x.to(dtype).double() for x in inputs]
+    state = state.of(x.float().double() if x.is_floating_point() else x for x in state.tensors().values())
+    got = outcome(kind, inputs, state, dtype, DEVICE, backend="triton")
+    wanted = outcome(kind, inputs, state, torch.float64, "cpu")
+    assert got["o"].dtype == dtype
+    assert got["S"].dtype == torch.float32
+    assert {got[f"d {i}"].dtype for i in range(len(inputs))} == {dtype}
+    for name in wanted:
+        assert relative(got[name], wanted[name]) <= 1e-2, name
+
+
+@pytest.mark.parametrize("kind", CHUNKED)
+def test_every_element_is_written(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, state = make(kind, CHUNK + 3, 5, 33)
+    clean = outcome(kind, inputs, state, torch.float32, DEVICE, backend="triton")
+    empty = torch.Tensor.new_empty
+
+    def poisoned(like: torch.Tensor, *shape: Any, **options: Any) -> torch.Tensor:
+        found = empty(like, *shape, **options)
+        return found.fill_(float("nan")) if found.is_floating_point() else found
+
+    def poisoned_like(like: torch.Tensor, **options: Any) -> torch.Tensor:
+        return torch.full_like(like, float("nan") if like.is_floating_point() else 0, **options)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+    monkeypatch.setattr(torch, "empty_like", poisoned_like)
+    found = outcome(kind, inputs, state, torch.float32, DEVICE, backend="triton")
+    assert {name for name, x in clean.items() if not torch.equal(x, found[name])} == set()
+
+
+@pytest.mark.parametrize("error", [True, False])
+def test_as_an_operator(error: bool) -> None:
+    q, k, v, a = (randn(B, 5, H, d, seed=i).float().to(DEVICE).requires_grad_() for i, d in enumerate((8, 8, 6, 8)))
+    S, z = (randn(B, H, *shape, seed=5).float().to(DEVICE).requires_grad_() for shape in ((6, 8), (8,)))
+    arguments = (q, k, v, a, S, z, None, 1e-4, not error, error, True)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    found = torch.library.opcheck(torch.ops.varla.chunks_triton.default, arguments, test_utils=checks)
+    assert set(found.values()) == {"SUCCESS"}
+
+
+def test_double_backward_is_refused() -> None:
+    leaves = [x.float().to(DEVICE).requires_grad_() for x in make("delta", 5)[0]]
+    (first,) = torch.autograd.grad(varla.delta_rule(*leaves, backend="triton").sum(), leaves[:1], create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward is not supported by backend='triton'"):
+        first.sum().backward()
+
+
+class TestOnTheGPU:
+    pytestmark = gpu
+
+    @pytest.mark.parametrize("kind", CHUNKED)
+    @pytest.mark.parametrize(("D", "Dv"), [(128, 128), (64, 64), (48, 80), (32, 32)])
+    def test_a_long_sequence(self, D: int, Dv: int, kind: str) -> None:
+        assert_agrees(kind, *make(kind, 1000, D, Dv), 2e-5)
+
+    @pytest.mark.parametrize("kind", CHUNKED)
+    @pytest.mark.parametrize("D", [32, 64, 128])
+    def test_bfloat16(self, D: int, kind: str) -> None:
+        inputs = [x.bfloat16().cuda() for x in make(kind, 3000, D, D)[0]]
+        got, wanted = (KINDS[kind](*inputs, backend=backend) for backend in ("triton", "chunk"))
+        assert relative(got, wanted) <= 1e-2
+
+    @pytest.mark.parametrize("kind", CHUNKED)
+    def test_the_same_twice(self, kind: str) -> None:
+        inputs, state = make(kind, 300, 32, 64)
+        first, second = (outcome(kind, inputs, state, torch.float32, "cuda", backend="triton") for _ in range(2))
+        assert all(torch.equal(first[name], second[name]) for name in first)

@@ -1,0 +1,36 @@
+"""Linear attention and the delta rule in chunks compile for the GPUs they are meant for."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.ops.triton.test_compiling import SHARED
+
+pytest.importorskip("triton")
+
+SHARED_BY_BOTH = {"prepare", "scan", "read", "scan_backward", "unread", "running_sum", "finish"}
+
+
+# Bytes a thread may keep outside its registers, and the kernels that keep more, which are faults to mend.
+@pytest.mark.parametrize(
+    ("arch", "dtype", "D", "error", "spilled", "known"),
+    [
+        (80, "bfloat16", 128, False, 250, {"read": 504}),
+        (90, "bfloat16", 64, True, 200, {}),
+        (90, "bfloat16", 128, False, 200, {}),
+        (90, "float32", 64, True, 500, {"prepare": 2304, "finish": 656}),
+    ],
+)
+def test_compiles_and_fits(arch: int, dtype: str, D: int, error: bool, spilled: int, known: dict[str, int]) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.ops.triton.compiling_chunks", str(arch), dtype, str(D), str(int(error))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {kernel["kernel"] for kernel in found} == SHARED_BY_BOTH | ({"turn"} if error else set())
+    for kernel in found:
+        assert kernel["shared"] <= SHARED[arch], kernel
+        assert kernel["stack"] <= known.get(kernel["kernel"], spilled), kernel
