@@ -24,6 +24,21 @@ from varla.models.layout import Layout, find_layout
 IGNORED = -100  # the label of a token that is not predicted
 
 
+def check_vocabulary(name: str, ids: Tensor, size: int, also: str = "") -> None:
+    """Raise a ValueError unless ids are from 0 to size - 1; IGNORED, too, is right where `also` says so.
+
+    On the CPU alone: a GPU would have to stop for it. Not while compiling: the values are not known.
+    """
+    if ids.device.type != "cpu" or not ids.numel() or torch.compiler.is_compiling():
+        return
+    low, high = (int(each) for each in (ids.masked_fill(ids == IGNORED, 0) if also else ids).aminmax())
+    if low < 0 or high >= size:
+        raise ValueError(
+            f"{name} must be from 0 to {size - 1} (vocab_size = {size}){also}, got {low if low < 0 else high}; "
+            "was the text encoded by another tokenizer?"
+        )
+
+
 class VarlaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
     """What both models share: how weights begin, and how they are loaded."""
 
@@ -200,14 +215,7 @@ class VarlaModel(VarlaPreTrainedModel):
             raise ValueError(
                 f"input_ids must be integers of shape [B, T >= 1], got {input_ids.dtype} {list(input_ids.shape)}"
             )
-        if input_ids.device.type == "cpu" and input_ids.numel() and not torch.compiler.is_compiling():
-            low, high = (int(each) for each in input_ids.aminmax())
-            size = self.embed_tokens.num_embeddings
-            if low < 0 or high >= size:
-                raise ValueError(
-                    f"input_ids must be from 0 to {size - 1} (vocab_size = {size}), got {low if low < 0 else high}; "
-                    "was the text encoded by another tokenizer?"
-                )
+        check_vocabulary("input_ids", input_ids, self.embed_tokens.num_embeddings)
 
     def state_size(self, T: int) -> int:
         """Bytes of one sequence's state after T tokens, in float32."""
@@ -287,9 +295,12 @@ class VarlaForCausalLM(VarlaPreTrainedModel, GenerationMixin):  # type: ignore[m
         """Cross entropy of logits [B, T, V] with the labels [B, T] one further on."""
         if labels.shape != logits.shape[:2]:
             raise ValueError(f"labels must have shape {list(logits.shape[:2])}, got {list(labels.shape)}")
-        wanted = pad(labels[:, 1:], (0, 1), value=IGNORED)
+        if labels.is_floating_point() or labels.dtype == torch.bool:
+            raise ValueError(f"labels must be integers, got {labels.dtype}")
+        wanted = pad(labels[:, 1:].long(), (0, 1), value=IGNORED)  # a small type may not hold it
         if layout is not None:
             wanted = wanted.masked_fill(~layout.predicts(labels.device), IGNORED)
+        check_vocabulary("labels", wanted, logits.shape[-1], f" or {IGNORED} (not predicted)")
         return self.loss_function(  # type: ignore[no-any-return]
             logits=logits,
             labels=labels,
