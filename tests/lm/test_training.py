@@ -174,6 +174,13 @@ def test_what_is_wrong_leaves_the_folder_free(text, tmp_path):
         read_settings(tmp_path / "run")
 
 
+def test_several_gpus_without_torchrun_are_refused(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(training.TrainingArguments, "n_gpu", 2)
+    with pytest.raises(ValueError, match=r"2 GPUs and one process.* torchrun --nproc-per-node 2 -m varla.cli train-lm"):
+        train(settings(text), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_weights_to_go_on_from(run, text, tmp_path):
     folder, _ = run
     chosen = settings(text, f"model={{folder: {folder / 'model'}}}", "train.max_steps=1", "data.validation=0.0")

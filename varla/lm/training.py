@@ -151,10 +151,17 @@ def training_arguments(settings: LMSettings, folder: Path) -> TrainingArguments:
     given = {**DEFAULTS, "disable_tqdm": not sys.stderr.isatty(), **settings.train}
     if "num_train_epochs" in settings.train and "max_steps" not in settings.train:
         del given["max_steps"]
-    return TrainingArguments(
+    made = TrainingArguments(
         output_dir=str(folder), seed=settings.seed, data_seed=settings.seed, remove_unused_columns=False,
         label_names=["labels"], **given,
     )  # fmt: skip
+    if made.n_gpu > 1:
+        raise ValueError(
+            f"there are {made.n_gpu} GPUs and one process, and nn.DataParallel, which the Trainer would take, cannot "
+            f"split packed rows: torchrun --nproc-per-node {made.n_gpu} -m varla.cli train-lm ... for all of them, or "
+            "CUDA_VISIBLE_DEVICES=0 for one"
+        )
+    return made
 
 
 def load_texts(settings: LMSettings, tokenizer: Any, folder: Path) -> tuple[Corpus, Corpus | None]:

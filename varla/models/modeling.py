@@ -140,6 +140,11 @@ class VarlaModel(VarlaPreTrainedModel):
         """
         if output_attentions:
             raise ValueError("output_attentions must be False: a recurrent layer has no attention weights")
+        if getattr(self, "_is_replica", False):
+            raise ValueError(
+                "nn.DataParallel can neither split packed sequences nor join caches: use DistributedDataParallel, by "
+                "torchrun --nproc-per-node N (Trainer then does), or one GPU, by CUDA_VISIBLE_DEVICES=0"
+            )
         x = self._embed(input_ids, inputs_embeds)
         cache = past_key_values
         if cache is not None:
