@@ -12,10 +12,8 @@ class FolderError(ValueError):
     """The folder holds no model that can be used; the message says why."""
 
 
-def load_folder(folder: str | Path, device: str | torch.device = "cpu") -> tuple[VarlaForCausalLM, Any]:
-    """(model, tokenizer) of a folder. Nothing is looked for anywhere else."""
-    from transformers import AutoTokenizer
-
+def load_model(folder: str | Path) -> VarlaForCausalLM:
+    """The model of a folder. Nothing is looked for anywhere else."""
     folder = Path(folder)
     if not folder.is_dir():
         raise FolderError(f"{folder} is not a folder with a model")
@@ -23,9 +21,20 @@ def load_folder(folder: str | Path, device: str | torch.device = "cpu") -> tuple
         hint = f"; did you mean {folder / 'model'}?" if (folder / "model" / "config.json").is_file() else ""
         raise FolderError(f"{folder} holds no model: there is no config.json in it{hint}")
     try:
-        model = VarlaForCausalLM.from_pretrained(folder, local_files_only=True)
+        found: VarlaForCausalLM = VarlaForCausalLM.from_pretrained(folder, local_files_only=True)
+    except AttributeError as error:  # transformers takes it for granted that there are names in it
+        raise FolderError(f"{folder} cannot be loaded as a model: its config.json holds no settings") from error
     except (OSError, ValueError, TypeError, RuntimeError, KeyError) as error:
         raise FolderError(f"{folder} cannot be loaded as a model: {_first_line(error)}") from error
+    return found
+
+
+def load_folder(folder: str | Path, device: str | torch.device = "cpu") -> tuple[VarlaForCausalLM, Any]:
+    """(model, tokenizer) of a folder."""
+    from transformers import AutoTokenizer
+
+    folder = Path(folder)
+    model = load_model(folder)
     if not any((folder / name).is_file() for name in ("tokenizer_config.json", "tokenizer.json")):
         raise FolderError(f"{folder} holds no tokenizer: there is no tokenizer_config.json in it")
     try:

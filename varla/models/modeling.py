@@ -69,9 +69,9 @@ class VarlaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any) -> Any:
-        """As in transformers, but weights that cannot be read, do not fit or are missing are an error that says so.
+        """As in transformers, but weights that cannot be read, do not fit, are missing or too many are an error.
 
-        Transformers logs a report of the last two, and goes on or raises an error that refers to it.
+        Transformers logs a report of the last three, and goes on or raises an error that refers to it.
         """
         wants_info = kwargs.pop("output_loading_info", False)
         reshape = kwargs.pop("ignore_mismatched_sizes", False)
@@ -93,11 +93,18 @@ class VarlaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
                 f"{where} does not hold all weights of this {cls.__name__}: {len(missing)} are missing, {missing[0]!r} "
                 "among them. Is it a checkpoint of another model?"
             )
+        if others := sorted(info["unexpected_keys"]):
+            raise ValueError(
+                f"{where} does not fit its configuration: it holds {len(others)} weights that this {cls.__name__} has "
+                f"not, {others[0]!r} among them. Is config.json another model's?"
+            )
         return (model, info) if wants_info else model
 
 
 class VarlaModel(VarlaPreTrainedModel):
     """Embedding, blocks, final norm: tokens to hidden states."""
+
+    _keys_to_ignore_on_load_unexpected = [r"^lm_head\."]  # noqa: RUF012 - of a VarlaForCausalLM
 
     def __init__(self, config: VarlaConfig):
         """A model with fresh weights."""
