@@ -117,6 +117,15 @@ def test_a_tokenizer_without_a_token_to_begin_with_is_refused(saved, tmp_path):
         evaluate(tmp_path / "model", ["rolling"], include=saved / "tasks")
 
 
+def test_a_device_that_is_not_there_is_named(saved, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for device, words in (("cuda", "finds no CUDA device"), ("tpu", "must be one of cpu, cuda")):
+        command = ["harness", str(saved / "run" / "model"), "--task", "alphabet", "--device", device]
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 2
+        assert words in done.output
+
+
 def test_what_is_wrong_is_named(saved, tmp_path):
     with pytest.raises(ValueError, match="holds no model"):
         evaluate(tmp_path, ["alphabet"], include=saved / "tasks")

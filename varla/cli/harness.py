@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from varla.cli.options import check_device
 from varla.cli.output import show, table
 
 
@@ -28,6 +29,7 @@ def harness(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
     """Run tasks of lm-evaluation-harness on a model; needs the extra `eval`."""
+    check_device(device)
     from varla.lm.harness import evaluate
 
     found = evaluate(model, task, include=include, limit=limit, context=context, batch_size=batch_size, device=device)
