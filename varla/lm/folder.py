@@ -1,5 +1,6 @@
 """A trained model's folder: configuration, weights and tokenizer, as `save_pretrained` writes them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,8 @@ def load_model(folder: str | Path) -> VarlaForCausalLM:
         hint = f"; did you mean {folder / 'model'}?" if (folder / "model" / "config.json").is_file() else ""
         raise FolderError(f"{folder} holds no model: there is no config.json in it{hint}")
     try:
+        _check_settings(folder / "config.json")
         found: VarlaForCausalLM = VarlaForCausalLM.from_pretrained(folder, local_files_only=True)
-    except AttributeError as error:  # transformers takes it for granted that there are names in it
-        raise FolderError(f"{folder} cannot be loaded as a model: its config.json holds no settings") from error
     except (OSError, ValueError, TypeError, RuntimeError, KeyError) as error:
         raise FolderError(f"{folder} cannot be loaded as a model: {_first_line(error)}") from error
     return found
@@ -45,6 +45,16 @@ def load_folder(folder: str | Path, device: str | torch.device = "cpu") -> tuple
     if len(tokenizer) > known:
         raise FolderError(f"{folder}: its tokenizer has {len(tokenizer)} tokens, its model embeddings for {known}")
     return model.eval().to(device), tokenizer
+
+
+def _check_settings(file: Path) -> None:
+    """Transformers says what is wrong with a file that is not JSON, but takes what is in it for names and values."""
+    try:
+        found = json.loads(file.read_bytes())
+    except ValueError:
+        return
+    if not isinstance(found, dict):
+        raise ValueError(f"its {file.name} holds no settings, but a {type(found).__name__}")
 
 
 def _first_line(error: Exception) -> str:
