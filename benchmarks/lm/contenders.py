@@ -56,6 +56,7 @@ class Scale:
         return max(1, tokens // (self.rows * self.context))
 
 
+VOCABULARY = 256  # bytes; that which ends a document is one of them
 FULL = Scale(
     preset="30m", changes={}, depth=8, rows=32, context=2048, tokens=24_000_000, choice=6_000_000,
     rates=(5e-4, 1.5e-3, 4.5e-3), seeds=(1, 2), contexts=(512, 2048, 8192, 32768), scored=1_000_000, tried=250_000,
@@ -76,7 +77,7 @@ def flops(name: str, scale: Scale) -> float:
     """
     from varla.models import PRESETS
 
-    sizes = {**PRESETS[scale.preset], **scale.changes}
+    sizes = {**PRESETS[scale.preset], "vocab_size": VOCABULARY, **scale.changes}
     width, heads = sizes["hidden_size"], sizes["num_attention_heads"]
     D, C, T = int(width // heads), 64, scale.context
     own = {"softmax": 2 * T * D, "linear": 4 * C * D + 4 * D * D, "deltanet": 8 * C * D + 6 * D * D}

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from benchmarks.lm.contenders import CONTENDERS, Scale
+from benchmarks.lm.contenders import CONTENDERS, VOCABULARY, Scale
 from benchmarks.lm.data import END, IGNORED, Texts, Validation
 from varla.lm.scoring import score
 from varla.models import VarlaForCausalLM, preset
@@ -55,7 +55,7 @@ def rate_at(step: int, steps: int, rate: float) -> float:
 
 
 def build(name: str, scale: Scale) -> VarlaForCausalLM:
-    changes = {**scale.changes, **CONTENDERS[name].changes(scale.depth)}
+    changes = {"vocab_size": VOCABULARY, **scale.changes, **CONTENDERS[name].changes(scale.depth)}
     return VarlaForCausalLM(preset(scale.preset, **changes, eos_token_id=END, pad_token_id=END))
 
 

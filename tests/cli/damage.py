@@ -48,6 +48,11 @@ DAMAGES = {
     "cut weights": (_cut("model.safetensors", 1000), ["cannot be loaded", "weights cannot be read"]),
     "empty weights": (_cut("model.safetensors", 0), ["cannot be loaded"]),
     "cut config": (_cut("config.json", 50), ["cannot be loaded", "config.json"]),
+    "a list for a config": (
+        lambda folder: (folder / "config.json").write_text("[1]"),
+        ["config.json holds no settings"],
+    ),
+    "fewer layers": (_config(num_hidden_layers=1), ["cannot be loaded", "weights that this VarlaForCausalLM has not"]),
     "cut tokenizer": (_cut("tokenizer_config.json", 20), ["tokenizer that cannot be loaded"]),
     "another family": (_config(model_type="llama"), ["cannot be loaded", "'llama'"]),
     "other shapes": (_config(hidden_size=32), ["cannot be loaded"]),

@@ -230,18 +230,67 @@ def test_under_autocast_the_norm_works_in_its_own_type():
     assert seen == [torch.float32]
 
 
-def test_short_sequences_beside_a_long_one_are_not_made_as_long(monkeypatch):
-    """What attention is given, packed: rows of about the same length, and no mask."""
-    layer, seen = make("softmax", {}), []
-    attention = softmax.attention
+@pytest.fixture
+def attended(monkeypatch):
+    """(rows, queries, mask) of every call of softmax attention."""
+    seen, attention = [], softmax.attention
 
     def watched(q, k, v, mask):
         seen.append((q.shape[0], q.shape[1], mask))
         return attention(q, k, v, mask)
 
     monkeypatch.setattr(softmax, "attention", watched)
+    return seen
+
+
+def test_short_sequences_beside_a_long_one_are_not_made_as_long(attended):
+    """What attention is given, packed: rows of about the same length, and no mask."""
+    layer = make("softmax", {})
     lengths = [3, 40, 4, 0, 3, 33]
     cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
     y, _ = layer(randn(1, sum(lengths), 24, seed=1), cu_seqlens=cu_seqlens)
-    assert sorted(seen) == [(2, 40, None), (3, 4, None)]
+    assert sorted(attended) == [(2, 40, None), (3, 4, None)]
     assert y.shape == (1, sum(lengths), 24)
+
+
+def test_a_softmax_step_has_a_mask_only_where_something_is_padded(attended):
+    layer, x = make("softmax", {"rotary": 1e4}), randn(3, 9, 24, seed=1)
+    wanted = layer(x)[0][:, 8:]
+
+    def step(state):
+        y, _ = layer(x[:, 8:], state)
+        return y, attended[-1][2] is not None
+
+    whole = layer(x[:, :8])[1]
+    packed = layer(x[:, :8].reshape(1, 24, 24), cu_seqlens=torch.tensor([0, 8, 16, 24]))[1]
+    for state in (whole, packed, whole.clone(), layer(x[:, 4:8], layer(x[:, :4])[1])[1]):
+        y, masked = step(state)
+        assert error(y, wanted) <= 1e-12
+        assert not masked
+    some = torch.cat((x[0, :8], x[1, :5], x[2, :8]))[None]
+    uneven = layer(some, cu_seqlens=torch.tensor([0, 8, 13, 21]))[1]
+    y, masked = step(uneven.map(lambda tensor: tensor[torch.tensor([2, 1, 0])]).detach())
+    assert masked
+    alone = layer(torch.cat((x[1:2, :5], x[1:2, 8:]), 1))[0][:, 5:]
+    assert error(y[1:2], alone) <= 1e-12
+
+
+def test_a_step_after_padded_rows_looks_at_nothing_that_is_padding(attended):
+    """Twice in a row: what is padded once stays so, in what a step returns, too."""
+    layer, x = make("softmax", {"rotary": 1e4}), randn(1, 8, 24, seed=1)
+    state = layer(x, cu_seqlens=torch.tensor([0, 2, 8]))[1]
+    new = randn(2, 2, 24, seed=2)
+    wanted = layer(torch.cat((x[:, :2], new[:1]), 1))[0][:, 2:]
+    first, state = layer(new[:, :1], state)
+    second, _ = layer(new[:, 1:], state)
+    assert error(torch.cat((first, second), 1)[:1], wanted) <= 1e-12
+    assert all(mask is not None for _, _, mask in attended[-2:])
+
+
+def test_a_number_that_is_not_finite_stays_in_its_packed_sequence():
+    layer, x = make("softmax", {"rotary": 1e4}), randn(1, 10, 24, seed=1)
+    x[:, 6:] = float("inf")
+    cu_seqlens = torch.tensor([0, 5, 10])  # of one length: they are rows of one call
+    y, state = layer(x, cu_seqlens=cu_seqlens)
+    assert y[:, :5].isfinite().all()
+    assert layer(x, state, cu_seqlens)[0][:, :5].isfinite().all()

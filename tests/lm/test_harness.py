@@ -1,6 +1,8 @@
 """lm-evaluation-harness on a saved folder, with a task of our own: the numbers are those of the plain forward."""
 
 import json
+import math
+import shutil
 
 import pytest
 import torch
@@ -28,6 +30,16 @@ doc_to_choice: "{{{{choices}}}}"
 target_delimiter: ""
 metric_list: [{{metric: acc}}]
 """
+ROLLING = """
+task: rolling
+dataset_path: json
+dataset_kwargs: {{data_files: {data}}}
+test_split: train
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{{{start}}}}"
+metric_list: [{{metric: bits_per_byte}}, {{metric: byte_perplexity}}]
+"""
 EXAMPLES = [
     {"start": "abcde defgh ghi", "choices": ["jk", "zz"], "answer": 0},
     {"start": "abcde de", "choices": ["fgh", "qqqq", "x"], "answer": 1},
@@ -41,7 +53,8 @@ def saved(tmp_path_factory):
     train(settings(write_text(folder / "text"), "train.max_steps=20"), folder / "run")
     (folder / "tasks").mkdir()
     (folder / "data.jsonl").write_text("".join(json.dumps(each) + "\n" for each in EXAMPLES))
-    (folder / "tasks" / "alphabet.yaml").write_text(TASK.format(data=folder / "data.jsonl"))
+    for name, task in (("alphabet", TASK), ("rolling", ROLLING)):
+        (folder / "tasks" / f"{name}.yaml").write_text(task.format(data=folder / "data.jsonl"))
     return folder
 
 
@@ -69,10 +82,56 @@ def test_a_local_task(saved, monkeypatch):
     assert f"{wanted:.4f}" in done.stdout
 
 
+@torch.no_grad()
+def rolled(folder, context):
+    """Bits per byte of all texts, in windows of `context` tokens after the end-of-text or the token before them."""
+    model = AutoModelForCausalLM.from_pretrained(folder / "run" / "model").eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder / "run" / "model")
+    nats, size = 0.0, 0
+    for example in EXAMPLES:
+        ids = [tokenizer.eos_token_id, *tokenizer(example["start"], add_special_tokens=False).input_ids]
+        begin = 0
+        while begin < len(ids) - 1:
+            end = min(begin + context, len(ids) - 1)
+            begins = begin if begin == 0 else end - context  # the last window is as long as the others
+            logs = model(torch.tensor([ids[begins:end]])).logits[0].log_softmax(-1)
+            nats -= float(logs[begin - begins :].gather(1, torch.tensor(ids[begin + 1 : end + 1])[:, None]).sum())
+            begin = end
+        size += len(example["start"].encode())
+    return nats / math.log(2) / size
+
+
+@pytest.mark.parametrize("context", [4, 7, None])
+def test_texts_are_scored_once_from_the_end_of_text_on(saved, monkeypatch, context):
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    found = evaluate(saved / "run" / "model", ["rolling"], include=saved / "tasks", context=context)["rolling"]
+    assert found["bits_per_byte,none"] == pytest.approx(rolled(saved, context or 2048), rel=1e-5)
+
+
+def test_a_tokenizer_without_a_token_to_begin_with_is_refused(saved, tmp_path):
+    shutil.copytree(saved / "run" / "model", tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match="neither a bos_token nor an eos_token"):
+        evaluate(tmp_path / "model", ["rolling"], include=saved / "tasks")
+
+
+def test_a_device_that_is_not_there_is_named(saved, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for device, words in (("cuda", "finds no CUDA device"), ("tpu", "must be one of cpu, cuda")):
+        command = ["harness", str(saved / "run" / "model"), "--task", "alphabet", "--device", device]
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 2
+        assert words in done.output
+
+
 def test_what_is_wrong_is_named(saved, tmp_path):
     with pytest.raises(ValueError, match="holds no model"):
-        evaluate(tmp_path, ["alphabet"])
+        evaluate(tmp_path, ["alphabet"], include=saved / "tasks")
     with pytest.raises(ValueError, match="the harness knows no task 'alphabetical'"):
         evaluate(saved / "run" / "model", ["alphabetical"], include=saved / "tasks")
     with pytest.raises(ValueError, match="at least one task"):
         evaluate(saved / "run" / "model", [])
+    with pytest.raises(ValueError, match="context must be at least 1"):
+        evaluate(saved / "run" / "model", ["alphabet"], include=saved / "tasks", context=0)

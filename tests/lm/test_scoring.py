@@ -80,6 +80,14 @@ def test_bits_and_perplexity():
     assert found.perplexity == pytest.approx(4.0)
 
 
+def test_a_model_that_gives_no_numbers_has_no_score():
+    model = tiny_model()
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] = float("nan")
+    with pytest.raises(ValueError, match="the loss is nan: the model's weights hold NaN"):
+        score(model, TOKENS, 10, 1.0)
+
+
 def test_several_contexts_and_the_models_mode(model):
     model.train()
     found = scores(model, TOKENS, [10, 50], 1.0)

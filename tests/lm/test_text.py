@@ -86,6 +86,19 @@ def test_what_was_cut_short_is_made_anew(tokenizer, tmp_path):
     assert np.array_equal(corpus(str(file), tokenizer, tmp_path / "tokens").tokens, whole)
 
 
+@pytest.mark.parametrize("name", ["tokens.bin", "starts.npy", "size.json"])
+@pytest.mark.parametrize("kept", [0, 5, 6])
+def test_what_was_damaged_later_is_made_anew(tokenizer, tmp_path, name, kept):
+    file = tmp_path / "a.txt"
+    file.write_text("some text")
+    whole = np.array(corpus(str(file), tokenizer, tmp_path / "tokens").tokens)
+    (folder,) = (tmp_path / "tokens").iterdir()
+    (folder / name).write_bytes((folder / name).read_bytes()[:kept])
+    found = corpus(str(file), tokenizer, tmp_path / "tokens")
+    assert np.array_equal(found.tokens, whole)
+    assert (found.starts.tolist(), found.text_bytes) == ([0], 9)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

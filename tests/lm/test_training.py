@@ -174,6 +174,31 @@ def test_what_is_wrong_leaves_the_folder_free(text, tmp_path):
         read_settings(tmp_path / "run")
 
 
+def test_a_loss_that_is_not_finite_ends_it_though_nothing_was_logged(run, text, tmp_path):
+    folder, _ = run
+    net = AutoModelForCausalLM.from_pretrained(folder / "model")
+    with torch.no_grad():
+        net.lm_head.weight[0, 0] = float("nan")
+    net.save_pretrained(tmp_path / "model")
+    chosen = settings(text, f"model={{folder: {tmp_path / 'model'}}}", "train.max_steps=2", "train.logging_steps=10")
+    with pytest.raises(Diverged, match="diverged by step 2: the mean loss is nan"):
+        train(chosen, tmp_path / "run")
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_weights_that_cannot_be_gone_on_from_are_named(text, tmp_path):
+    with pytest.raises(ValueError, match="none is not a folder with a model"):
+        train(settings(text, f"model={{folder: {tmp_path / 'none'}}}"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_several_gpus_without_torchrun_are_refused(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(training.TrainingArguments, "n_gpu", 2)
+    with pytest.raises(ValueError, match=r"2 GPUs and one process.* torchrun --nproc-per-node 2 -m varla.cli train-lm"):
+        train(settings(text), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_weights_to_go_on_from(run, text, tmp_path):
     folder, _ = run
     chosen = settings(text, f"model={{folder: {folder / 'model'}}}", "train.max_steps=1", "data.validation=0.0")

@@ -123,6 +123,16 @@ def test_missing_weights(folder):
     assert_refused(folder, "1 are missing, 'model.norm.weight' among them")
 
 
+@pytest.mark.parametrize(
+    "changes", [{"num_hidden_layers": 2, "mechanisms": ["vla", "softmax"]}, {"mechanisms": "softmax"}]
+)
+def test_weights_that_the_settings_have_no_place_for(folder, changes):
+    change(folder, **changes)
+    assert_refused(folder, "does not fit its configuration: it holds .* weights that this VarlaForCausalLM has not")
+    with pytest.raises(ValueError, match="weights that this VarlaModel has not"):
+        AutoModel.from_pretrained(folder)
+
+
 def test_another_family(folder, tmp_path_factory):
     other = tmp_path_factory.mktemp("llama")
     LlamaForCausalLM(

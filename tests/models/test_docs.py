@@ -14,6 +14,7 @@ def test_the_examples_run():
     for example in re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL):
         exec(compile(example, "docs/models.md", "exec"), names)
     assert torch.allclose(names["a"], names["b"])
+    assert names["session"].position == len("Once upon a time") + 5
     assert names["text"].shape == (2, 17)
     assert names["second"].shape == (1, 30)
     assert names["cache"].get_seq_length() == 29

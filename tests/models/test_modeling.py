@@ -251,6 +251,12 @@ def test_wrong_inputs_are_refused():
         ({"input_ids": ids, "output_attentions": True}, "output_attentions must be False"),
         ({"input_ids": ids, "labels": ids, "logits_to_keep": 1}, "labels or logits_to_keep, not both"),
         ({"input_ids": ids, "labels": ids[:, :5]}, r"labels must have shape \[2, 9\], got \[2, 5\]"),
+        ({"input_ids": ids, "labels": ids.float()}, "labels must be integers, got torch.float32"),
+        (
+            {"input_ids": ids, "labels": ids.masked_fill(ids == ids[1, 3], 50)},
+            r"labels must be from 0 to 49 \(vocab_size = 50\) or -100 \(not predicted\), got 50; was the text encoded",
+        ),
+        ({"input_ids": ids, "labels": ids.masked_fill(ids == ids[1, 3], -1)}, "labels must be from 0 to 49 .* got -1;"),
     ):
         with pytest.raises(ValueError, match=message):
             net(**arguments)
@@ -260,6 +266,19 @@ def test_wrong_inputs_are_refused():
     changed.num_attention_heads, changed.head_dim = 5, None
     with pytest.raises(ValueError, match="num_attention_heads must divide"):
         VarlaForCausalLM(changed)
+
+
+def test_labels_of_any_integer_type_and_anything_where_nothing_is_predicted():
+    net, ids = model("hybrid"), tokens(2, 9)
+    wanted = net(ids, labels=ids).loss
+    for kind in (torch.int32, torch.uint8):  # -100 does not fit into the latter
+        assert torch.equal(net(ids, labels=ids.to(kind)).loss, wanted)
+    first = ids.clone()
+    first[:, 0] = 10**6
+    assert torch.equal(net(ids, labels=first).loss, wanted)
+    mask = torch.tensor([[1] * 9, [0] * 4 + [1] * 5])
+    labels = ids.masked_fill(mask == 0, -1)
+    assert torch.equal(net(ids, mask, labels=labels).loss, net(ids, mask, labels=ids).loss)
 
 
 def test_every_layer_has_its_mechanism():

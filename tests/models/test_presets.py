@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from varla.lm.text import load_tokenizer
 from varla.models import PRESETS, VarlaForCausalLM, preset
 
 PARAMETERS = {"5m": 5e6, "30m": 30e6, "130m": 130e6, "370m": 370e6, "1.3b": 1.3e9}
@@ -18,6 +19,11 @@ def test_a_preset_has_about_as_many_parameters_as_it_says(name):
         net = VarlaForCausalLM(preset(name))
     assert 0.93 < net.num_parameters() / PARAMETERS[name] < 1.07
     assert net.config.head_dim in (64, 128)  # what the kernels take
+
+
+@pytest.mark.parametrize("name", ["5m", "30m"])
+def test_presets_for_bytes_have_the_byte_tokenizers_vocabulary(name):
+    assert preset(name).vocab_size == len(load_tokenizer("bytes"))
 
 
 def test_changes():

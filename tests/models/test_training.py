@@ -45,6 +45,13 @@ def test_every_parameter_gets_a_finite_gradient(kind):
         assert gradient.abs().max() > 0, name
 
 
+def test_data_parallel_is_refused():
+    net = model().model
+    with pytest.raises(ValueError, match="use DistributedDataParallel, by torchrun --nproc-per-node N"):
+        net._replicate_for_data_parallel()(tokens(2, 6))
+    assert net(tokens(2, 6)).last_hidden_state.shape == (2, 6, 24)
+
+
 SHORT = {"num_hidden_layers": 2, "mechanisms": ["vla", "softmax"]}
 
 

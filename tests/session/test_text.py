@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from varla.session import text as module
-from varla.session.text import Decoder, pieces, read_utf8
+from varla.session.text import Decoder, encode, pieces, read_utf8
 
 
 class Bytes:
@@ -58,6 +58,11 @@ def test_what_is_not_utf8_is_named_by_its_place(data, where, size, monkeypatch):
     monkeypatch.setattr(module, "CHARACTERS", size)
     with pytest.raises(ValueError, match=rf"notes.txt is not UTF-8 text: byte {where} is {data[where]:#04x} \("):
         list(read_utf8(io.BytesIO(data), "notes.txt"))
+
+
+def test_half_a_character_is_refused():
+    with pytest.raises(ValueError, match=r"the text is not Unicode: it holds '\\udcff', half of a character"):
+        list(encode(["a\udcff"], ByT5Tokenizer(extra_ids=0)))
 
 
 @given(st.text("ab\n", max_size=60), st.integers(1, 9), st.lists(st.integers(0, 60)))

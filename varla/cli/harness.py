@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from varla.cli.options import check_device
 from varla.cli.output import show, table
 
 
@@ -20,13 +21,18 @@ def harness(
         Path | None, typer.Option(help="A folder with tasks of your own.", metavar="FOLDER", exists=True)
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Examples of each task.", metavar="N")] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens at a time, at the most; left out, max_position_embeddings.", metavar="N"),
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples at a time.", metavar="N")] = 8,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
     """Run tasks of lm-evaluation-harness on a model; needs the extra `eval`."""
+    check_device(device)
     from varla.lm.harness import evaluate
 
-    found = evaluate(model, task, include=include, limit=limit, batch_size=batch_size, device=device)
+    found = evaluate(model, task, include=include, limit=limit, context=context, batch_size=batch_size, device=device)
     rows = [
         (name, key.partition(",")[0], f"{value:.4f}")
         for name, values in found.items()

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.utils.rnn import pad_sequence
 
 from varla.layers.base import FLOAT32, Layer
 from varla.ops import State
@@ -15,7 +16,7 @@ from varla.ops.packing import pad_packed, unpad_packed
 
 @dataclass(eq=False)
 class KVState(State):
-    """The cache: k [B, L, H, D], v [B, L, H, Dv], the position of each entry [B, L] (-1: none), tokens seen t [B].
+    """The cache: k [B, L, H, D], v [B, L, H, Dv], the position of each entry [B, L], tokens seen t [B].
 
     The one state here that grows with the sequence.
     """
@@ -26,6 +27,13 @@ class KVState(State):
     v: Tensor
     position: Tensor
     t: Tensor
+
+
+class PaddedKVState(KVState):
+    """A cache of rows of different lengths: the position of an entry that is padding is -1.
+
+    A class of its own, so that a step can tell by the type, without a look at the positions, whether it needs a mask.
+    """
 
 
 def rotate(x: Tensor, position: Tensor, base: float) -> Tensor:
@@ -44,32 +52,68 @@ def rotate(x: Tensor, position: Tensor, base: float) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """SDPA on [B, T, H, *], causal without a mask."""
+    """SDPA on [B, T, H, *]. Without a mask causal, or one query that looks at everything."""
+    alone = q.shape[1] == 1
     o = scaled_dot_product_attention(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, is_causal=mask is None
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, is_causal=mask is None and not alone
     )
     return o.transpose(1, 2)
 
 
-def causal(q: Tensor, k: Tensor, v: Tensor, lengths: list[int] | None) -> Tensor:
-    """Rows of these lengths, padded on the right, each from its beginning: [B, T, H, Dv], zeros at padding.
+def causal_packed(q: Tensor, k: Tensor, v: Tensor, lengths: list[int]) -> Tensor:
+    """Packed sequences of these lengths, each from its beginning: [1, T, H, *] to [1, T, H, Dv].
 
-    Padding stands after everything that a token may look at, so that no mask is needed. Rows of about the same length
-    go together: one long row among many short ones would make them all as long.
+    Sequences of about the same length go together as rows, padded on the right: padding stands after everything that a
+    token may look at, so that no mask is needed, and no short sequence is made as long as the longest.
     """
-    if lengths is None:
-        return attention(q, k, v, None)
     groups: dict[int, list[int]] = {}
-    for row, length in enumerate(lengths):
+    for i, length in enumerate(lengths):
         if length:
-            groups.setdefault((length - 1).bit_length(), []).append(row)
-    o = torch.zeros(q.shape[:3] + v.shape[3:], dtype=v.dtype, device=v.device)
+            groups.setdefault((length - 1).bit_length(), []).append(i)
+    parts = [torch.split(tensor[0], lengths) for tensor in (q, k, v)]
+    found: dict[int, Tensor] = {}
     for rows in groups.values():
-        longest = max(lengths[row] for row in rows)
-        index = torch.tensor(rows, device=q.device)
-        part = attention(q[index, :longest], k[index, :longest], v[index, :longest], None)
-        o[index, :longest] = part.to(o.dtype)
-    return o
+        padded_q, padded_k, padded_v = (pad_sequence([part[i] for i in rows], batch_first=True) for part in parts)
+        o = attention(padded_q, padded_k, padded_v, None)
+        found |= {i: row[: lengths[i]] for i, row in zip(rows, o, strict=True)}
+    return torch.cat([found[i] for i in sorted(found)])[None] if found else v
+
+
+def positions(t: Tensor, T: int, cu_seqlens: Tensor | None) -> Tensor:
+    """Of T new tokens after t [B] others: [B, T], or [1, T] where they are packed."""
+    new = torch.arange(T, device=t.device)
+    if cu_seqlens is None:
+        return t[:, None] + new
+    cu_seqlens = cu_seqlens.to(t.device)
+    return (new + (t - cu_seqlens[:-1]).repeat_interleave(cu_seqlens.diff(), output_size=T))[None]
+
+
+def cache_packed(k: Tensor, v: Tensor, t: Tensor, cu_seqlens: Tensor) -> KVState:
+    """Keys and values [1, T, H, *] of packed sequences as rows, padded to the longest."""
+    k, v = pad_packed(k, cu_seqlens), pad_packed(v, cu_seqlens)
+    lengths, place = cu_seqlens.diff().to(t.device), torch.arange(k.shape[1], device=t.device)
+    position = torch.where(place < lengths[:, None], t[:, None] + place, -1)
+    kind = KVState if len(set(cu_seqlens.diff().tolist())) == 1 else PaddedKVState
+    return kind(k, v, position, t + lengths)
+
+
+def go_on(q: Tensor, past: KVState, new: KVState) -> tuple[Tensor, KVState]:
+    """(o [B, T, H, Dv], past and new as one) of queries [B, T, H, D] that look at the past, and at the new up to them.
+
+    Where every row has one new token and nothing is padding, it looks at all there is, and there is no mask.
+    """
+    kind = PaddedKVState if isinstance(past, PaddedKVState) else type(new)
+    both = kind(
+        torch.cat((past.k.to(new.k.dtype), new.k), 1),
+        torch.cat((past.v.to(new.v.dtype), new.v), 1),
+        torch.cat((past.position, new.position), 1),
+        new.t,
+    )
+    if kind is KVState and q.shape[1] == 1:
+        return attention(q, both.k, both.v, None), both
+    own, entry = new.position[:, :, None], both.position[:, None]
+    mask = (entry >= 0) & (entry <= own) | (own < 0)  # a query that is padding looks anywhere: its output is dropped
+    return attention(q, both.k, both.v, mask[:, None]), both
 
 
 class SoftmaxAttention(Layer):
@@ -93,39 +137,22 @@ class SoftmaxAttention(Layer):
     def mix(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, memory: Any, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, KVState]:
-        """See Layer. Packed sequences are padded to the longest of them."""
-        if cu_seqlens is None:
-            return self._attend(q, k, v, memory, None)
-        q, k, v = (pad_packed(tensor, cu_seqlens) for tensor in (q, k, v))
-        o, state = self._attend(q, k, v, memory, cu_seqlens.diff().tolist())
-        return unpad_packed(o, cu_seqlens), state
-
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, memory: Any, lengths: list[int] | None
-    ) -> tuple[Tensor, KVState]:
-        """`lengths`: of the rows, whose other tokens are padding; None: there is none."""
-        B, T = q.shape[:2]
-        valid = None
-        if lengths is not None:
-            valid = torch.arange(T, device=q.device) < torch.tensor(lengths, device=q.device)[:, None]
+        """See Layer. The cache of packed sequences is padded to the longest of them."""
+        B = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         if memory is not None and not (isinstance(memory, KVState) and memory.k.shape[0] == B):
             raise ValueError(f"state must hold a KVState of {B} rows, as an earlier call returned it")
-        t = torch.zeros(B, dtype=torch.int64, device=q.device) if memory is None else memory.tensors()["t"]
-        position = t[:, None] + torch.arange(T, device=q.device)
+        t = torch.zeros(B, dtype=torch.int64, device=q.device) if memory is None else memory.t
+        position = positions(t, q.shape[1], cu_seqlens)
         if self.rotary is not None:
             q, k = rotate(q, position, self.rotary), rotate(k, position, self.rotary)
-        cached = position if valid is None else torch.where(valid, position, -1)
+        if cu_seqlens is None:
+            new = KVState(k, v, position, t + q.shape[1])
+            return (attention(q, k, v, None), new) if memory is None else go_on(q, memory, new)
+        new = cache_packed(k, v, t, cu_seqlens)
         if memory is None:
-            o = causal(q, k, v, lengths)
-        else:
-            past = memory.tensors()
-            k, v = torch.cat((past["k"].to(k.dtype), k), 1), torch.cat((past["v"].to(v.dtype), v), 1)
-            cached = torch.cat((past["position"], cached), 1)
-            mask = (cached[:, None] >= 0) & (cached[:, None] <= position[..., None])
-            if valid is not None:
-                mask = mask | ~valid[..., None]  # a query that is padding looks anywhere: its output is dropped
-            o = attention(q, k, v, mask[:, None])
-        return o, KVState(k, v, cached, t + (T if valid is None else valid.sum(1)))
+            return causal_packed(q, k, v, cu_seqlens.diff().tolist()), new
+        o, state = go_on(pad_packed(q, cu_seqlens), memory, new)
+        return unpad_packed(o, cu_seqlens), state
 
     def memory_bytes(self, T: int) -> int:
         """Keys, values and positions of T tokens, and the token count."""

@@ -1,5 +1,6 @@
 """A trained model's folder: configuration, weights and tokenizer, as `save_pretrained` writes them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,8 @@ class FolderError(ValueError):
     """The folder holds no model that can be used; the message says why."""
 
 
-def load_folder(folder: str | Path, device: str | torch.device = "cpu") -> tuple[VarlaForCausalLM, Any]:
-    """(model, tokenizer) of a folder. Nothing is looked for anywhere else."""
-    from transformers import AutoTokenizer
-
+def load_model(folder: str | Path) -> VarlaForCausalLM:
+    """The model of a folder. Nothing is looked for anywhere else."""
     folder = Path(folder)
     if not folder.is_dir():
         raise FolderError(f"{folder} is not a folder with a model")
@@ -23,9 +22,19 @@ def load_folder(folder: str | Path, device: str | torch.device = "cpu") -> tuple
         hint = f"; did you mean {folder / 'model'}?" if (folder / "model" / "config.json").is_file() else ""
         raise FolderError(f"{folder} holds no model: there is no config.json in it{hint}")
     try:
-        model = VarlaForCausalLM.from_pretrained(folder, local_files_only=True)
+        _check_settings(folder / "config.json")
+        found: VarlaForCausalLM = VarlaForCausalLM.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, TypeError, RuntimeError, KeyError) as error:
         raise FolderError(f"{folder} cannot be loaded as a model: {_first_line(error)}") from error
+    return found
+
+
+def load_folder(folder: str | Path, device: str | torch.device = "cpu") -> tuple[VarlaForCausalLM, Any]:
+    """(model, tokenizer) of a folder."""
+    from transformers import AutoTokenizer
+
+    folder = Path(folder)
+    model = load_model(folder)
     if not any((folder / name).is_file() for name in ("tokenizer_config.json", "tokenizer.json")):
         raise FolderError(f"{folder} holds no tokenizer: there is no tokenizer_config.json in it")
     try:
@@ -36,6 +45,16 @@ def load_folder(folder: str | Path, device: str | torch.device = "cpu") -> tuple
     if len(tokenizer) > known:
         raise FolderError(f"{folder}: its tokenizer has {len(tokenizer)} tokens, its model embeddings for {known}")
     return model.eval().to(device), tokenizer
+
+
+def _check_settings(file: Path) -> None:
+    """Transformers says what is wrong with a file that is not JSON, but takes what is in it for names and values."""
+    try:
+        found = json.loads(file.read_bytes())
+    except ValueError:
+        return
+    if not isinstance(found, dict):
+        raise ValueError(f"its {file.name} holds no settings, but a {type(found).__name__}")
 
 
 def _first_line(error: Exception) -> str:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import varla.models  # noqa: F401 - so that transformers' Auto classes know the family
+from varla.lm.folder import load_folder
+from varla.ops.arguments import check_count
 
 
 def evaluate(
@@ -13,10 +14,15 @@ def evaluate(
     *,
     include: str | Path | None = None,
     limit: int | None = None,
+    context: int | None = None,
     batch_size: int = 8,
     device: str = "cpu",
 ) -> dict[str, dict[str, Any]]:
     """The harness's numbers by task. `include`: a folder with tasks of your own; `limit`: examples of each task.
+
+    `context`: tokens that the model is shown at a time, at the most (None: its max_position_embeddings). Texts that are
+    scored as a whole are cut into windows of so many, each token predicted once, the first from the tokenizer's
+    beginning-of-text or, without one, end-of-text; longer prompts lose their beginning.
 
     Raises ValueError for a folder without a model and for tasks that nobody knows.
     """
@@ -29,8 +35,7 @@ def evaluate(
             f'the harness is not installed ({error}): pip install "varla[eval]"', name="lm_eval"
         ) from error
 
-    if not (Path(folder) / "config.json").is_file():
-        raise ValueError(f"{folder} holds no model: there is no config.json in it")
+    check_count("context", context, none_means="the model's max_position_embeddings")
     if not tasks:
         raise ValueError("at least one task is needed, such as lambada_openai")
     manager = TaskManager(include_path=None if include is None else str(include))
@@ -39,7 +44,10 @@ def evaluate(
         raise ValueError(
             f"the harness knows no task {', '.join(map(repr, unknown))}; --include names a folder of your own"
         )
-    model = HFLM(pretrained=str(folder), backend="causal", batch_size=batch_size, device=device)
-    found = simple_evaluate(model=model, tasks=list(tasks), task_manager=manager, limit=limit, bootstrap_iters=0)
+    model, tokenizer = load_folder(folder, device)
+    if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
+        raise ValueError(f"{folder}: its tokenizer has neither a bos_token nor an eos_token to begin a text with")
+    reader = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", max_length=context, batch_size=batch_size)
+    found = simple_evaluate(model=reader, tasks=list(tasks), task_manager=manager, limit=limit, bootstrap_iters=0)
     results: dict[str, dict[str, Any]] = found["results"]
     return results

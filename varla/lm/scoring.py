@@ -27,6 +27,11 @@ class Score:
     tokens: int
     bytes: float
 
+    def __post_init__(self) -> None:
+        """Refuse what is no score."""
+        if not math.isfinite(self.nats):
+            raise ValueError(f"the loss is {self.nats}: the model's weights hold NaN or infinity, or lead to them")
+
     @property
     def bits_per_byte(self) -> float:
         """-log2 p of the text, by byte."""

@@ -162,13 +162,26 @@ def corpus(source: str | list[str] | Mapping[str, Any], tokenizer: Any, folder: 
     Every document ends with the tokenizer's end-of-text token, if it has one.
     """
     folder = folder / text_key(source, tokenizer)
-    done = folder / "size.json"
-    if not done.exists():
+    found = _read(folder, tokenizer)
+    if found is None:
         folder.mkdir(parents=True, exist_ok=True)
         size = _write(documents(source), tokenizer, folder)
-        done.write_text(json.dumps(size))  # last: what was cut short has none
-    tokens = np.memmap(folder / "tokens.bin", _kind(tokenizer), "r")
-    return Corpus(tokens, np.load(folder / "starts.npy"), json.loads(done.read_text())["text bytes"])
+        (folder / "size.json").write_text(json.dumps(size))  # last: what was cut short has none
+        found = _read(folder, tokenizer)
+        if found is None:
+            raise TextError(f"{folder} cannot be read back: is the disk full?")
+    return found
+
+
+def _read(folder: Path, tokenizer: Any) -> Corpus | None:
+    """What was made before; None if there is nothing, or not all of it."""
+    try:
+        size = json.loads((folder / "size.json").read_text())
+        tokens = np.memmap(folder / "tokens.bin", _kind(tokenizer), "r")
+        starts = np.load(folder / "starts.npy")
+        return Corpus(tokens, starts, size["text bytes"]) if len(tokens) == size["tokens"] else None
+    except (OSError, EOFError, ValueError, TypeError, KeyError):
+        return None
 
 
 def _write(texts: Iterator[str], tokenizer: Any, folder: Path) -> dict[str, int]:

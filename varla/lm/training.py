@@ -19,6 +19,8 @@ import yaml
 from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
+from varla.lm.checkpoints import check_checkpoint, state_of, steps_of
+from varla.lm.folder import load_model
 from varla.lm.packing import Rows, collate
 from varla.lm.scoring import scores
 from varla.lm.settings import LMSettings, from_dict
@@ -79,6 +81,8 @@ def train(settings: LMSettings, folder: str | Path, *, resume: bool = False) -> 
             _claim(settings, tokenizer, folder, resume)
     with Stop() as stop, Run(folder).lock(main), logs_in(folder / "logs"):
         last = get_last_checkpoint(str(folder)) if resume else None
+        if last is not None:
+            check_checkpoint(last, optimizer=not (arguments.save_only_model or arguments.deepspeed))
         over = last is not None and steps_of(last) >= arguments.max_steps > 0
         if over:  # and cut short after that: again, it would make one step more
             model = VarlaForCausalLM.from_pretrained(last)
@@ -95,6 +99,8 @@ def train(settings: LMSettings, folder: str | Path, *, resume: bool = False) -> 
             raise ValueError("train.fsdp needs GPUs: nothing would be sharded here")
         metrics: Mapping[str, float] = {} if over else trainer.train(resume_from_checkpoint=last).metrics
         steps = arguments.max_steps if over else trainer.state.global_step
+        if not math.isfinite(loss := metrics.get("train_loss", 0.0)):  # of steps that were not logged
+            raise Diverged(f"diverged by step {steps}: the mean loss is {loss}")
         if stop.wanted and steps < trainer.state.max_steps:
             raise Interrupted(f"stopped and saved after step {steps}; go on with: varla train-lm --resume {folder}")
         found = {} if validation is None else evaluate(trainer.model, validation, settings)
@@ -133,16 +139,6 @@ def logs_in(folder: Path) -> Iterator[None]:
             os.environ[name] = before
 
 
-def state_of(checkpoint: str) -> dict[str, Any]:
-    """What the Trainer wrote down beside a checkpoint."""
-    return dict(json.loads((Path(checkpoint) / "trainer_state.json").read_text()))
-
-
-def steps_of(checkpoint: str) -> int:
-    """Steps that a checkpoint of the Trainer's was made after."""
-    return int(state_of(checkpoint)["global_step"])
-
-
 def training_arguments(settings: LMSettings, folder: Path) -> TrainingArguments:
     """The Trainer's settings: ours, under what is given. Its own errors are passed on."""
     known = [field.name for field in dataclasses.fields(TrainingArguments) if field.init]
@@ -151,10 +147,17 @@ def training_arguments(settings: LMSettings, folder: Path) -> TrainingArguments:
     given = {**DEFAULTS, "disable_tqdm": not sys.stderr.isatty(), **settings.train}
     if "num_train_epochs" in settings.train and "max_steps" not in settings.train:
         del given["max_steps"]
-    return TrainingArguments(
+    made = TrainingArguments(
         output_dir=str(folder), seed=settings.seed, data_seed=settings.seed, remove_unused_columns=False,
         label_names=["labels"], **given,
     )  # fmt: skip
+    if made.n_gpu > 1:
+        raise ValueError(
+            f"there are {made.n_gpu} GPUs and one process, and nn.DataParallel, which the Trainer would take, cannot "
+            f"split packed rows: torchrun --nproc-per-node {made.n_gpu} -m varla.cli train-lm ... for all of them, or "
+            "CUDA_VISIBLE_DEVICES=0 for one"
+        )
+    return made
 
 
 def load_texts(settings: LMSettings, tokenizer: Any, folder: Path) -> tuple[Corpus, Corpus | None]:
@@ -175,7 +178,7 @@ def load_texts(settings: LMSettings, tokenizer: Any, folder: Path) -> tuple[Corp
 def build_model(model: Mapping[str, Any], words: int, tokenizer: Any) -> VarlaForCausalLM:
     """A new model of a preset with the tokenizer's vocabulary, or the one in a folder if its vocabulary is as large."""
     if "folder" in model:
-        found: VarlaForCausalLM = VarlaForCausalLM.from_pretrained(model["folder"])
+        found = load_model(model["folder"])
         if found.config.vocab_size < words:
             raise ValueError(
                 f"{model['folder']} has embeddings for {found.config.vocab_size} tokens, the tokenizer has {words}"
@@ -243,7 +246,11 @@ def _claim(settings: LMSettings, tokenizer: Any, folder: Path, resume: bool) -> 
     texts = [text_key(source, tokenizer) for source in sources if not isinstance(source, float)]
     file = folder / "texts.json"
     if resume:
-        if json.loads(file.read_text()) != texts:
+        try:
+            before = json.loads(file.read_text())
+        except (OSError, ValueError) as error:
+            raise RunError(f"{file} is missing or damaged: it is not known what text the run was begun with") from error
+        if before != texts:
             raise RunError(f"the text is not that which {folder} was begun with: it cannot be gone on with")
         return
     write_aside(file, json.dumps(texts))

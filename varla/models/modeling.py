@@ -24,6 +24,21 @@ from varla.models.layout import Layout, find_layout
 IGNORED = -100  # the label of a token that is not predicted
 
 
+def check_vocabulary(name: str, ids: Tensor, size: int, also: str = "") -> None:
+    """Raise a ValueError unless ids are from 0 to size - 1; IGNORED, too, is right where `also` says so.
+
+    On the CPU alone: a GPU would have to stop for it. Not while compiling: the values are not known.
+    """
+    if ids.device.type != "cpu" or not ids.numel() or torch.compiler.is_compiling():
+        return
+    low, high = (int(each) for each in (ids.masked_fill(ids == IGNORED, 0) if also else ids).aminmax())
+    if low < 0 or high >= size:
+        raise ValueError(
+            f"{name} must be from 0 to {size - 1} (vocab_size = {size}){also}, got {low if low < 0 else high}; "
+            "was the text encoded by another tokenizer?"
+        )
+
+
 class VarlaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
     """What both models share: how weights begin, and how they are loaded."""
 
@@ -54,9 +69,9 @@ class VarlaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any) -> Any:
-        """As in transformers, but weights that cannot be read, do not fit or are missing are an error that says so.
+        """As in transformers, but weights that cannot be read, do not fit, are missing or too many are an error.
 
-        Transformers logs a report of the last two, and goes on or raises an error that refers to it.
+        Transformers logs a report of the last three, and goes on or raises an error that refers to it.
         """
         wants_info = kwargs.pop("output_loading_info", False)
         reshape = kwargs.pop("ignore_mismatched_sizes", False)
@@ -78,11 +93,18 @@ class VarlaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
                 f"{where} does not hold all weights of this {cls.__name__}: {len(missing)} are missing, {missing[0]!r} "
                 "among them. Is it a checkpoint of another model?"
             )
+        if others := sorted(info["unexpected_keys"]):
+            raise ValueError(
+                f"{where} does not fit its configuration: it holds {len(others)} weights that this {cls.__name__} has "
+                f"not, {others[0]!r} among them. Is config.json another model's?"
+            )
         return (model, info) if wants_info else model
 
 
 class VarlaModel(VarlaPreTrainedModel):
     """Embedding, blocks, final norm: tokens to hidden states."""
+
+    _keys_to_ignore_on_load_unexpected = [r"^lm_head\."]  # noqa: RUF012 - of a VarlaForCausalLM
 
     def __init__(self, config: VarlaConfig):
         """A model with fresh weights."""
@@ -125,6 +147,11 @@ class VarlaModel(VarlaPreTrainedModel):
         """
         if output_attentions:
             raise ValueError("output_attentions must be False: a recurrent layer has no attention weights")
+        if getattr(self, "_is_replica", False):
+            raise ValueError(
+                "nn.DataParallel can neither split packed sequences nor join caches: use DistributedDataParallel, by "
+                "torchrun --nproc-per-node N (Trainer then does), or one GPU, by CUDA_VISIBLE_DEVICES=0"
+            )
         x = self._embed(input_ids, inputs_embeds)
         cache = past_key_values
         if cache is not None:
@@ -200,14 +227,7 @@ class VarlaModel(VarlaPreTrainedModel):
             raise ValueError(
                 f"input_ids must be integers of shape [B, T >= 1], got {input_ids.dtype} {list(input_ids.shape)}"
             )
-        if input_ids.device.type == "cpu" and input_ids.numel() and not torch.compiler.is_compiling():
-            low, high = (int(each) for each in input_ids.aminmax())
-            size = self.embed_tokens.num_embeddings
-            if low < 0 or high >= size:
-                raise ValueError(
-                    f"input_ids must be from 0 to {size - 1} (vocab_size = {size}), got {low if low < 0 else high}; "
-                    "was the text encoded by another tokenizer?"
-                )
+        check_vocabulary("input_ids", input_ids, self.embed_tokens.num_embeddings)
 
     def state_size(self, T: int) -> int:
         """Bytes of one sequence's state after T tokens, in float32."""
@@ -287,9 +307,12 @@ class VarlaForCausalLM(VarlaPreTrainedModel, GenerationMixin):  # type: ignore[m
         """Cross entropy of logits [B, T, V] with the labels [B, T] one further on."""
         if labels.shape != logits.shape[:2]:
             raise ValueError(f"labels must have shape {list(logits.shape[:2])}, got {list(labels.shape)}")
-        wanted = pad(labels[:, 1:], (0, 1), value=IGNORED)
+        if labels.is_floating_point() or labels.dtype == torch.bool:
+            raise ValueError(f"labels must be integers, got {labels.dtype}")
+        wanted = pad(labels[:, 1:].long(), (0, 1), value=IGNORED)  # a small type may not hold it
         if layout is not None:
             wanted = wanted.masked_fill(~layout.predicts(labels.device), IGNORED)
+        check_vocabulary("labels", wanted, logits.shape[-1], f" or {IGNORED} (not predicted)")
         return self.loss_function(  # type: ignore[no-any-return]
             logits=logits,
             labels=labels,

@@ -52,6 +52,10 @@ def pieces(texts: Iterable[str], size: int) -> Iterator[str]:
 def encode(texts: Iterable[str], tokenizer: Any) -> Iterator[list[int]]:
     """Token ids of a text, a piece at a time. No special tokens are added, and text that looks like one is text."""
     for text in pieces(texts, CHARACTERS):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # Python's stand-in for a byte that was no UTF-8, as on the command line
+            raise ValueError(f"the text is not Unicode: it holds {text[error.start]!r}, half of a character") from error
         yield tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
 
 
