@@ -1,5 +1,7 @@
 """The backbone: shapes, decode, packing, shared weights, presets."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -11,8 +13,8 @@ from varla.layers import MECHANISMS
 NAMES = sorted(MECHANISMS)
 
 
-def tokens(B, T, vocab=128):
-    return torch.randint(vocab, (B, T), generator=torch.Generator().manual_seed(1))
+def tokens(B, T, vocab=128, seed=1):
+    return torch.randint(vocab, (B, T), generator=torch.Generator().manual_seed(seed))
 
 
 def model(preset, name, **changes):
@@ -84,6 +86,16 @@ def test_preset_tuned_treats_all_alike():
         assert isinstance(mixer.norm, nn.LayerNorm)
         assert mixer.conv.width == 4
         assert net.positions is None
+
+
+@pytest.mark.parametrize("preset", ["paper", "tuned"])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_token_is_preferred_at_first(name, preset):
+    """Else the head, which is tied to the embeddings, would have to be unlearnt: theirs are small."""
+    with torch.no_grad():
+        logits, _ = model(preset, name)(tokens(4, 20))
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens(4, 20, seed=3).flatten())
+    assert abs(float(loss) - math.log(128)) < 0.2
 
 
 def test_options_of_the_layer_and_the_backbone_can_be_changed():

@@ -146,7 +146,8 @@ def test_in_bfloat16_it_trains_and_resumes_while_weights_moments_and_states_stay
     tmp_path, monkeypatch, mechanism
 ):
     seen = spied(monkeypatch)
-    settings = [f"mechanism={mechanism}", "preset=tuned", "train.lr=1e-2", "train.batch_size=16"]
+    copying = "task={name: copy-identity, vocab_size: 16}"
+    settings = [f"mechanism={mechanism}", "preset=tuned", copying, "train.lr=1e-2", "train.batch_size=16"]
     config = tiny(*settings, "train.precision=bf16")
     record = train(config, tmp_path / "whole", device="cpu")
     assert record["status"] == "finished"

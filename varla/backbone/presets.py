@@ -16,9 +16,10 @@ _PAPER: dict[str, Any] = {
     "by mechanism": {"vla": {"output_norm": "layer"}},
 }
 
-# The same treatment for all: a short convolution, the same output norm, PyTorch's initialisation, no positions.
+# The same treatment for all: a short convolution, the same output norm, no positions, PyTorch's initialisation but for
+# the embeddings, to which the head is tied.
 _TUNED: dict[str, Any] = {
-    "backbone": {"positions": "none", "initialisation": "default"},
+    "backbone": {"positions": "none", "initialisation": "tied"},
     "layer": {"conv": 4, "output_norm": "layer"},
     "by mechanism": {},
 }
