@@ -60,7 +60,8 @@ def test_memory_is_flat_to_a_million_tokens():
     assert len({(row["state bytes"], row["file bytes"]) for row in vla}) == 1
     assert vla[-1]["peak resident MB"] - vla[1]["peak resident MB"] < 8
     assert score[-1]["peak resident MB"] - score[1]["peak resident MB"] < 24  # buffers of text, full from 65 536 on
-    assert score[-1]["peak resident MB"] - score[-2]["peak resident MB"] < 8
+    for before, after in ((score[-3], score[-2]), (score[-2], score[-1])):
+        assert after["peak resident MB"] - before["peak resident MB"] < 8
 
 
 def test_softmax_is_not():

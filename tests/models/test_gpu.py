@@ -50,8 +50,10 @@ def test_a_step_does_not_wait_for_the_gpu():
     net, ids = model("vla").cuda(), tokens(2, 9).cuda()
     cache = net(ids).past_key_values
     net(ids[:, :1], past_key_values=cache)  # what is compiled or chosen once is not a step's
-    torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode("error")  # an error where the host waits
     try:
-        net(ids[:, :1], past_key_values=cache)
+        found = net(ids[:, 1:2], past_key_values=cache).logits
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    wanted = net(torch.cat((ids, ids[:, :2]), 1)).logits[:, -1:]
+    assert error(found.cpu(), wanted.cpu()) <= 1e-3

@@ -42,7 +42,7 @@ def rewrite(path, metadata=None, tensors=None, drop=()):
     save_file(held, path, {key: value for key, value in header.items() if value is not None})
 
 
-def refused(path, model, *words):
+def assert_refused(path, model, *words):
     before = path.read_bytes() if path.is_file() else None
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         varla.Session.load(path, model)
@@ -110,31 +110,31 @@ def test_settings_that_make_no_difference_may_differ(saved):
     ids=str,
 )
 def test_the_state_of_another_model_is_refused(saved, changes, words):
-    refused(saved[1], tiny(**changes), "state of another model", *words)
+    assert_refused(saved[1], tiny(**changes), "state of another model", *words)
 
 
 def test_one_step_of_training_makes_another_model(saved):
     model, path = saved
     with torch.no_grad():
         model.model.layers[1].mixer.k.weight.mul_(1.001)
-    refused(path, model, "state of another model", "weights differ")
-    refused(path, tiny().double(), "weights differ", "dtype")
+    assert_refused(path, model, "state of another model", "weights differ")
+    assert_refused(path, tiny().double(), "weights differ", "dtype")
 
 
 def test_versions_and_foreign_files(saved, tmp_path):
     model, path = saved
     for version in ("2", None):
         rewrite(path, {"version": version})
-        refused(path, model, f"version {version!r}", "reads '1'")
+        assert_refused(path, model, f"version {version!r}", "reads '1'")
     save_file({"x": torch.zeros(3)}, path)
-    refused(path, model, "not a saved session", "another safetensors file")
+    assert_refused(path, model, "not a saved session", "another safetensors file")
     varla.vla(*torch.zeros(4, 1, 3, 1, 4), return_state=True)[1].save(path)
-    refused(path, model, "not a saved session")
+    assert_refused(path, model, "not a saved session")
     for data in (b"", b"hello", b"\0" * 100):
         path.write_bytes(data)
-        refused(path, model, "not a saved session, or was cut short")
-    refused(tmp_path, model, "a folder")
-    refused(tmp_path / "none", model, "is not there")
+        assert_refused(path, model, "not a saved session, or was cut short")
+    assert_refused(tmp_path, model, "a folder")
+    assert_refused(tmp_path / "none", model, "is not there")
 
 
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.9, 0.999])
@@ -142,7 +142,7 @@ def test_a_file_that_was_cut_short(saved, share):
     model, path = saved
     data = path.read_bytes()
     path.write_bytes(data[: int(share * len(data))])
-    refused(path, model, "cut short")
+    assert_refused(path, model, "cut short")
 
 
 def test_a_changed_byte_is_noticed(saved):
@@ -153,7 +153,7 @@ def test_a_changed_byte_is_noticed(saved):
         changed = bytearray(data)
         changed[place] ^= 1
         path.write_bytes(changed)
-        refused(path, model, "damaged")
+        assert_refused(path, model, "damaged")
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_changed_byte_is_noticed(saved):
 def test_tensors_that_do_not_fit(saved, changes, words):
     model, path = saved
     rewrite(path, **changes)
-    refused(path, model, *words)
+    assert_refused(path, model, *words)
 
 
 def test_a_softmax_cache_must_hold_all_tokens(tmp_path):
@@ -188,7 +188,7 @@ def test_a_softmax_cache_must_hold_all_tokens(tmp_path):
     varla.Session(model).feed(ids(30)).save(path)
     tensors = contents(path)[1]
     rewrite(path, tensors={"layers.0.k": tensors["layers.0.k"][:, :29].contiguous()})
-    refused(path, model, "layers.0.k", "[1, 30, 2, 8]", "[1, 29, 2, 8]")
+    assert_refused(path, model, "layers.0.k", "[1, 30, 2, 8]", "[1, 29, 2, 8]")
 
 
 def test_only_a_session_is_written_over(saved, tmp_path):

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 from torch.nn.functional import logsigmoid
 
@@ -50,3 +51,24 @@ def assert_agrees(kind: str, inputs: list[torch.Tensor], state: State, tolerance
     assert got.keys() == wanted.keys()
     errors = {name: relative(got[name], wanted[name]) for name in wanted}
     assert not {name: error for name, error in errors.items() if not error <= tolerance}
+
+
+def assert_every_element_is_written(
+    kind: str, inputs: list[torch.Tensor], state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bits where memory that is asked for holds NaN."""
+    clean = outcome(kind, inputs, state, torch.float32, DEVICE, backend="triton")
+    empty = torch.Tensor.new_empty
+
+    def poisoned(like: torch.Tensor, *shape: Any, **options: Any) -> torch.Tensor:
+        found = empty(like, *shape, **options)
+        return found.fill_(float("nan")) if found.is_floating_point() else found
+
+    def poisoned_like(like: torch.Tensor, **options: Any) -> torch.Tensor:
+        return torch.full_like(like, float("nan") if like.is_floating_point() else 0, **options)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+    monkeypatch.setattr(torch, "empty_like", poisoned_like)
+    found = outcome(kind, inputs, state, torch.float32, DEVICE, backend="triton")
+    monkeypatch.undo()
+    assert {name for name, x in clean.items() if not torch.equal(x, found[name])} == set()

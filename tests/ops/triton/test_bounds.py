@@ -83,7 +83,8 @@ def test_many_spans(options: dict[str, Any]) -> None:
 
 def test_packed() -> None:
     cu_seqlens = torch.tensor([0, 3, 3, 73, 74, 140])
-    both(varla.vla, inputs(1, 140, 2, 8, 12, torch.float32), cu_seqlens=cu_seqlens)
+    names = both(varla.vla, inputs(1, 140, 2, 8, 12, torch.float32), cu_seqlens=cu_seqlens)
+    assert {"forward_walk", "finish", "direction_walk"} <= names
 
 
 @pytest.mark.parametrize("buffer", [torch.float32, torch.bfloat16])

@@ -9,7 +9,7 @@ import torch
 import varla
 from tests.ops.cases import randn
 from tests.ops.triton.cases import DEVICE, gpu, relative
-from tests.ops.triton.mechanisms import KINDS, B, H, assert_agrees, make, outcome
+from tests.ops.triton.mechanisms import KINDS, B, H, assert_agrees, assert_every_element_is_written, make, outcome
 from varla.ops.triton.plan import CHUNK
 
 pytest.importorskip("triton")
@@ -100,20 +100,7 @@ def test_low_precision_inputs(D: int, dtype: torch.dtype, kind: str) -> None:
 @pytest.mark.parametrize("kind", CHUNKED)
 def test_every_element_is_written(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, state = make(kind, CHUNK + 3, 5, 33)
-    clean = outcome(kind, inputs, state, torch.float32, DEVICE, backend="triton")
-    empty = torch.Tensor.new_empty
-
-    def poisoned(like: torch.Tensor, *shape: Any, **options: Any) -> torch.Tensor:
-        found = empty(like, *shape, **options)
-        return found.fill_(float("nan")) if found.is_floating_point() else found
-
-    def poisoned_like(like: torch.Tensor, **options: Any) -> torch.Tensor:
-        return torch.full_like(like, float("nan") if like.is_floating_point() else 0, **options)
-
-    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
-    monkeypatch.setattr(torch, "empty_like", poisoned_like)
-    found = outcome(kind, inputs, state, torch.float32, DEVICE, backend="triton")
-    assert {name for name, x in clean.items() if not torch.equal(x, found[name])} == set()
+    assert_every_element_is_written(kind, inputs, state, monkeypatch)
 
 
 @pytest.mark.parametrize("error", [True, False])
