@@ -20,14 +20,10 @@ from varla.ops.state import StateT, state_dtype
 # Below this many tokens the loop is quicker than setting a chunk up (python -m benchmarks.cpu).
 SHORT = 4
 
-# Up to so many tokens "auto" takes the delta rules' kernels, which go token by token; beyond, chunks are faster. On an
-# H200, forward of one sequence: 4 heads of 32, 2.1 ms against 3.0 at 1024 tokens and 4.2 against 4.1 at 2048; 16 of
-# 128, 2.6 against 3.3 at 2048.
-KERNEL_TOKENS = 2048
-
-# Keys whose dimension is no multiple of this go to the kernels that work in chunks as float32. In bfloat16 a training
-# step with D = 8 ended in an illegal memory access (H200, Triton 3.6), though by Triton's interpreter the same kernels
-# touch nothing that is not theirs (tests/ops/triton/test_bounds.py); in float32 such widths are right.
+# Tokens whose dimensions are not multiples of this go to the kernels that work in chunks as float32. In half precision
+# the assembler that comes with Triton 3.6 (ptxas 12.8) gets some kernels of such widths wrong: descriptors of operands
+# in shared memory are made from a register that nothing has written (a training step with D = 8 ended in an illegal
+# memory access). tests/ops/triton/test_registers.py looks for that in what is compiled; other widths are free of it.
 ROW = 16
 
 Loop = Callable[..., tuple[Tensor, Any]]
@@ -179,8 +175,8 @@ def begin(
 
 
 def widened(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Inputs [B, T, H, *], the first of them queries, as the kernels take them that work in chunks: see ROW."""
-    return [x.float() for x in inputs] if inputs[0].shape[-1] % ROW else list(inputs)
+    """Inputs [B, T, H, *] as the kernels take them that work in chunks: see ROW."""
+    return [x.float() for x in inputs] if any(x.shape[-1] % ROW for x in inputs) else list(inputs)
 
 
 def short(q: Tensor, S: Tensor, most: float) -> bool:

@@ -9,12 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varla.ops.call import KERNEL_TOKENS, Mechanism, run, run_step, short, widened
+from varla.ops.call import Mechanism, run, run_step, short, widened
 from varla.ops.checks import check_inputs
 from varla.ops.features import feature, unit
 from varla.ops.reference import apply, outer
 from varla.ops.settings import DeltaRuleSettings
 from varla.ops.state import DeltaRuleState
+
+# Up to so many tokens the kernels go token by token, beyond in chunks. On an H200, forward and backward, in bfloat16:
+# 3.2 ms against 4.1 at 512 tokens (64 sequences of 4 heads of 32), 3.9 against 4.0 at 1024 (8, 8 heads of 64), 13.6
+# against 5.6 at 2048 (32, 8 heads of 64). PyTorch's chunks: 7.4, 6.4 and 18.3.
+KERNEL_TOKENS = 512
 
 
 def delta_rule(
@@ -133,6 +138,4 @@ def _kernels(
     return [o.to(v.dtype), S]
 
 
-_DELTA = Mechanism(
-    "delta_rule", DeltaRuleState, {"reference": _reference}, kernels=_kernels, kernel_tokens=KERNEL_TOKENS
-)
+_DELTA = Mechanism("delta_rule", DeltaRuleState, {"reference": _reference}, kernels=_kernels)

@@ -14,8 +14,9 @@ from varla.ops.reference import apply, dot, outer
 from varla.ops.settings import LinearAttentionSettings
 from varla.ops.state import LinearAttentionState
 
-# Up to so many tokens "auto" takes the kernels, which then go token by token. In chunks there is nothing to solve, and
-# they are ahead sooner than the delta rules'.
+# Up to so many tokens the kernels go token by token, beyond in chunks. There is nothing to solve in those, and they are
+# ahead sooner than the delta rule's. On an H200, forward and backward, in bfloat16: 2.5 ms against 2.8 at 193 tokens
+# (64 sequences of 2 heads of 64), 3.1 against 2.8 at 385, 17.0 against 3.1 at 2048 (32, 8 heads of 64).
 KERNEL_TOKENS = 256
 
 
@@ -35,8 +36,8 @@ def linear_attention(
 ) -> Any:
     """Causal linear attention in the contract of `varla.vla`, whose arguments of the same name mean the same.
 
-    q, k [B, T, H, D], raw; v [B, T, H, Dv]. Backends "reference", "chunk", "triton" (token by
-    token, on a GPU) and "auto".
+    q, k [B, T, H, D], raw; v [B, T, H, Dv]. Backends "reference", "chunk", "triton" (on a GPU;
+    token by token, or in chunks where long) and "auto".
     Returns o [B, T, H, Dv] in the inputs' type, or (o, LinearAttentionState) with `return_state`.
     """
     (q, k, v), sizes = check_inputs({"q": (q, "B T H D"), "k": (k, "B T H D"), "v": (v, "B T H Dv")})
@@ -110,6 +111,4 @@ def _kernels(
     return [o.to(v.dtype), after[:, :, :-1], after[:, :, -1]]
 
 
-_LINEAR = Mechanism(
-    "linear_attention", LinearAttentionState, {"reference": _reference}, kernels=_kernels, kernel_tokens=KERNEL_TOKENS
-)
+_LINEAR = Mechanism("linear_attention", LinearAttentionState, {"reference": _reference}, kernels=_kernels)
