@@ -23,7 +23,7 @@ SHORT = 4
 # Tokens whose dimensions are not multiples of this go to the kernels that work in chunks as float32. In half precision
 # the assembler that comes with Triton 3.6 (ptxas 12.8) gets some kernels of such widths wrong: descriptors of operands
 # in shared memory are made from a register that nothing has written (a training step with D = 8 ended in an illegal
-# memory access). tests/ops/triton/test_registers.py looks for that in what is compiled; other widths are free of it.
+# memory access). ptxas 12.9 does not. tests/ops/triton/registers.py looks for it; other widths are free of it.
 ROW = 16
 
 Loop = Callable[..., tuple[Tensor, Any]]

@@ -16,6 +16,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from tests.ops.triton.registers import disassembled, unwritten
 from varla.ops.chunk.op import encode
 from varla.ops.settings import VLASettings
 from varla.ops.state import VLAState
@@ -62,7 +63,8 @@ def report(kernel: Any, arguments: dict[str, Any], arch: int, options: dict[str,
         tool = triton.knobs.nvidia.cuobjdump.path
         usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
     taken = {name.lower(): int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", usage)}
-    return {"kernel": kernel.__name__, "shared": compiled.metadata.shared, **taken, **options}
+    strays = unwritten(disassembled(compiled.asm["cubin"]))
+    return {"kernel": kernel.__name__, "shared": compiled.metadata.shared, "unwritten": strays, **taken, **options}
 
 
 def report_launches(arch: int) -> None:

@@ -1,5 +1,6 @@
 """Compiling ahead covers what any length and batch launches."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,10 +10,12 @@ import torch
 triton = pytest.importorskip("triton")
 
 from tests.ops.triton.cases import settings  # noqa: E402
+from tests.ops.triton.test_compiling_chunks import SHARED_BY_BOTH  # noqa: E402
 from varla.ops.triton import ahead, information, memory, penalty  # noqa: E402
-from varla.ops.triton.configuration import Inputs, Kept, Precision, Shape, State  # noqa: E402
+from varla.ops.triton.configuration import Precision, Shape  # noqa: E402
 from varla.ops.triton.pipeline import Pipeline  # noqa: E402
 from varla.ops.triton.plan import make_plan, span_length  # noqa: E402
+from varla.ops.triton.s_part import SPart  # noqa: E402
 
 KERNELS = [
     (module, name)
@@ -51,19 +54,6 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> set[tuple[Any, ...]]:
     return kernels
 
 
-def call(pipeline: Pipeline, lengths: tuple[int, ...], dtype: torch.dtype) -> None:
-    s, N = pipeline.shape, len(lengths)
-    x = Inputs(*(torch.zeros(sum(lengths), s.H, size, dtype=dtype) for size in (s.D, s.D, s.DV, s.D)))
-    state = State(
-        torch.zeros(N, s.H, s.DV, s.D), torch.zeros(N, s.H, s.D, s.D), torch.zeros(N, s.H, s.D), torch.zeros(N).long()
-    )
-    kept = Kept.empty(
-        x.q, pipeline.shape.DV, len(pipeline.plan.chunks), len(pipeline.plan.spans), pipeline.precision.buffer
-    )
-    o, S, A, z = pipeline.forward(x, state, kept)
-    pipeline.backward(x, state, kept, A, o, S, A, z)
-
-
 @pytest.mark.parametrize("H", [1, 4, 16, 100])
 @pytest.mark.parametrize("refresh_every", [20, None])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -79,7 +69,26 @@ def test_no_length_and_no_batch_needs_another_kernel(
     assert {"forward_walk", "scan", "finish", "backward_walk"} <= {name for name, *_ in known}
     for lengths in ((1,), (64,), (700,), (2500,), (65,) * 9, (70,) * (130 // H + 1), (3, 0, 70, 1, 1500), (0, 5)):
         plan = make_plan(lengths, span_length(sum(lengths), H), cpu)
-        call(Pipeline(plan, shape, precision, pipeline.settings), lengths, dtype)
+        Pipeline(plan, shape, precision, pipeline.settings).rehearse(sum(lengths), dtype, cpu, backward=True)
+        assert seen <= known, (lengths, seen - known)
+
+
+@pytest.mark.parametrize("H", [1, 100])
+@pytest.mark.parametrize("error", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_nor_do_the_delta_rule_and_linear_attention(
+    H: int, error: bool, dtype: torch.dtype, seen: set[tuple[Any, ...]]
+) -> None:
+    D, cpu = 64, torch.device("cpu")
+    precision = Precision.of(dtype, interpreted=False)
+    chosen = settings(D, gain="raw", feature_map="identity", normalizer=not error, normalize_key=False)
+    part = SPart(make_plan((64,), 64, cpu), Shape.of(H, D, D, precision.buffer), precision, chosen, error=error)
+    ahead.rehearse_all(part, dtype, cpu, backward=True, started=[])
+    known = set(seen)
+    assert {name for name, *_ in known} == {*SHARED_BY_BOTH, *(["turn"] if error else [])}
+    for lengths in ((1,), (700,), (65,) * 9, (3, 0, 70, 1, 1500)):
+        plan = make_plan(lengths, span_length(sum(lengths), H), cpu)
+        replace(part, plan=plan).rehearse(sum(lengths), dtype, cpu, backward=True)
         assert seen <= known, (lengths, seen - known)
 
 
@@ -87,7 +96,7 @@ def test_odd_sizes_over_the_memory_of_others(seen: set[tuple[Any, ...]]) -> None
     """In bfloat16 with Dv=128 dP lies where dS did, whatever D is."""
     cpu, precision = torch.device("cpu"), Precision.of(torch.bfloat16, interpreted=False)
     pipeline = Pipeline(make_plan((70,), 256, cpu), Shape.of(2, 5, 128, precision.buffer), precision, settings(5))
-    call(pipeline, (70,), torch.bfloat16)
+    pipeline.rehearse(70, torch.bfloat16, cpu, backward=True)
     assert "finish" in {name for name, *_ in seen}
 
 

@@ -69,5 +69,6 @@ def test_compiles_and_fits(arch: int, dtype: str, D: int, refresh: int, spilled:
     assert names == EVERY | (REFRESHED if refresh else INFORMATION)
     known = known | OLDER.get(INSTALLED, {}).get((arch, dtype, D, refresh), {})
     for kernel in found:
+        assert not kernel["unwritten"], kernel
         assert kernel["shared"] <= SHARED[arch], kernel
         assert kernel["stack"] <= known.get(kernel["kernel"], spilled), kernel

@@ -32,5 +32,6 @@ def test_compiles_and_fits(arch: int, dtype: str, D: int, error: bool, spilled: 
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert {kernel["kernel"] for kernel in found} == SHARED_BY_BOTH | ({"turn"} if error else set())
     for kernel in found:
+        assert not kernel["unwritten"], kernel
         assert kernel["shared"] <= SHARED[arch], kernel
         assert kernel["stack"] <= known.get(kernel["kernel"], spilled), kernel

@@ -16,12 +16,15 @@ from varla.ops.chunk.op import refuse_double_backward
 from varla.ops.operator import operator
 from varla.ops.packing import sequence_bounds
 from varla.ops.settings import VLASettings
+from varla.ops.triton.ahead import compile_ahead
 from varla.ops.triton.configuration import Inputs, Kept, Precision, Shape
 from varla.ops.triton.plan import CHUNK, on_device, parts, plan_for
 from varla.ops.triton.s_part import SPart
 
 
-def _part(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, eps: float, normalizer: bool, error: bool) -> SPart:
+def _part(
+    q: Tensor, v: Tensor, cu_seqlens: Tensor | None, eps: float, normalizer: bool, error: bool, backward: bool
+) -> SPart:
     B, T, H, D = q.shape
     lengths = (T,) * B if cu_seqlens is None else tuple(sequence_bounds(cu_seqlens, T)[1])
     precision = Precision.of(q.dtype, triton_interpreted())
@@ -30,7 +33,10 @@ def _part(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, eps: float, normalize
     plan = plan_for(lengths, H, q.device)
     # Of VLA's settings the S part has the normaliser; a comes from outside, and so do features.
     settings = VLASettings(1.0, None, 0.0, float(eps), "raw", "identity", 1.0, normalizer, False, False)
-    return SPart(plan, shape, precision, settings, error=error)
+    part = SPart(plan, shape, precision, settings, error=error)
+    if q.is_cuda:
+        compile_ahead(part, q.dtype, q.device, backward)
+    return part
 
 
 def _flat(x: Tensor) -> Tensor:
@@ -86,7 +92,7 @@ def _chunks_triton(
     with on_device(q):
         x = Inputs(_flat(q), _flat(k), _flat(v), _flat(a))
         kept = _kept(x.u, x.v, buffers, error)
-        part = _part(q, v, cu_seqlens, eps, normalizer, error)
+        part = _part(q, v, cu_seqlens, eps, normalizer, error, keep)
         o, *final = part.write_and_read(x, kept, S.contiguous(), z.contiguous())
     return [o.view(v.shape), *final, *extra]
 
@@ -128,7 +134,7 @@ def _chunks_triton_backward(
     with on_device(q):
         x = Inputs(_flat(q), _flat(k), _flat(v), _flat(a))
         kept = _kept(x.u, x.v, buffers, error)
-        part = _part(q, v, cu_seqlens, eps, normalizer, error)
+        part = _part(q, v, cu_seqlens, eps, normalizer, error, True)
         g = part.back(x, kept, _flat(do), dS.contiguous(), dz.contiguous(), by_chunk=False)
     given = zip((g.dq, g.dk, g.dv, g.da), (q, k, v, a), strict=True)
     return [*(found.to(like.dtype).view(like.shape) for found, like in given), g.dS, g.dz]

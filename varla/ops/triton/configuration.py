@@ -87,6 +87,12 @@ class Inputs(NamedTuple):
     v: Tensor
     u: Tensor
 
+    @classmethod
+    def empty(cls, tokens: int, shape: Shape, dtype: torch.dtype, device: torch.device) -> "Inputs":
+        """Of so many tokens, whatever is in them."""
+        sizes = (shape.D, shape.D, shape.DV, shape.D)
+        return cls(*(torch.empty(tokens, shape.H, size, dtype=dtype, device=device) for size in sizes))
+
 
 class State(NamedTuple):
     """S [N, H, DV, D], A [N, H, D, D], z [N, H, D], float32, and t [N]: tokens seen."""
@@ -95,6 +101,13 @@ class State(NamedTuple):
     A: Tensor
     z: Tensor
     t: Tensor
+
+    @classmethod
+    def empty(cls, N: int, shape: Shape, device: torch.device) -> "State":
+        """Of N sequences, whatever is in it."""
+        sizes = ((N, shape.H, shape.DV, shape.D), (N, shape.H, shape.D, shape.D), (N, shape.H, shape.D))
+        S, A, z = (torch.empty(size, device=device) for size in sizes)
+        return cls(S, A, z, torch.empty(N, dtype=torch.int64, device=device))
 
 
 class Kept(NamedTuple):

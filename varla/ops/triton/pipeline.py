@@ -40,6 +40,13 @@ class Pipeline(SPart):
         inputs = Inputs(g.dq, g.dk.to(x.k.dtype), g.dv, du)
         return inputs, (g.dS, self._unless_empty(dA_initial, dA), g.dz)
 
+    def rehearse(self, tokens: int, dtype: torch.dtype, device: torch.device, backward: bool) -> None:
+        """See SPart."""
+        x, state, kept = self._stand_ins(tokens, dtype, device)
+        o, S, A, z = self.forward(x, state, kept)
+        if backward:
+            self.backward(x, state, kept, A, o, S, A, z)
+
     def _unless_empty(self, x: Tensor, untouched: Tensor) -> Tensor:
         """x [N, *], but for sequences without tokens what was handed in, to the last bit (x is made symmetric)."""
         if self.plan.empty:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from varla.ops.settings import VLASettings
 from varla.ops.triton import information, memory
-from varla.ops.triton.configuration import Inputs, Kept, Precision, Shape
+from varla.ops.triton.configuration import Inputs, Kept, Precision, Shape, State
 from varla.ops.triton.plan import CHUNK, Plan, parts
 
 
@@ -86,6 +86,21 @@ class SPart:
             ERROR=self.error, BY_CHUNK=by_chunk, num_warps=s.finishing, num_stages=s.stages,
         )  # fmt: skip
         return Gradients(dq, dk, dv, da, dS_initial, dz_initial)
+
+    def rehearse(self, tokens: int, dtype: torch.dtype, device: torch.device, backward: bool) -> None:
+        """A call on so many tokens, with `dry` but for the launches, and its backward. Nothing it computes is used."""
+        x, state, kept = self._stand_ins(tokens, dtype, device)
+        if not self.error:
+            kept = kept._replace(E=x.v)
+        o, S, z = self.write_and_read(x, kept, state.S, state.z)
+        if backward:
+            self.back(x, kept, o, S, z, by_chunk=False)
+
+    def _stand_ins(self, tokens: int, dtype: torch.dtype, device: torch.device) -> tuple[Inputs, State, Kept]:
+        """Tensors of the types and sizes that a call has."""
+        x, plan = Inputs.empty(tokens, self.shape, dtype, device), self.plan
+        kept = Kept.empty(x.q, self.shape.DV, len(plan.chunks), len(plan.spans), self.precision.buffer)
+        return x, State.empty(len(plan.whole), self.shape, device), kept
 
     @property
     def _few(self) -> bool:
