@@ -20,12 +20,6 @@ from varla.ops.state import StateT, state_dtype
 # Below this many tokens the loop is quicker than setting a chunk up (python -m benchmarks.cpu).
 SHORT = 4
 
-# Tokens whose dimensions are not multiples of this go to the kernels that work in chunks as float32. In half precision
-# the assembler that comes with Triton 3.6 (ptxas 12.8) gets some kernels of such widths wrong: descriptors of operands
-# in shared memory are made from a register that nothing has written (a training step with D = 8 ended in an illegal
-# memory access). ptxas 12.9 does not. tests/ops/triton/registers.py looks for it; other widths are free of it.
-ROW = 16
-
 Loop = Callable[..., tuple[Tensor, Any]]
 Kernels = Callable[..., list[Tensor]]
 
@@ -172,11 +166,6 @@ def begin(
         return mechanism.initial(sizes, settings, state_dtype(dtype), device)
     check_state(name, state, mechanism.state, sizes, device, dtype)
     return state
-
-
-def widened(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Inputs [B, T, H, *] as the kernels take them that work in chunks: see ROW."""
-    return [x.float() for x in inputs] if any(x.shape[-1] % ROW for x in inputs) else list(inputs)
 
 
 def short(q: Tensor, S: Tensor, most: float) -> bool:

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from varla.ops.call import Mechanism, run, run_step, short, widened
+from varla.ops.call import Mechanism, run, run_step, short
 from varla.ops.checks import check_inputs
 from varla.ops.features import feature
 from varla.ops.reference import apply, dot, outer
 from varla.ops.settings import LinearAttentionSettings
 from varla.ops.state import LinearAttentionState
 
-# Up to so many tokens the kernels go token by token, beyond in chunks. On an H200 a training step of two layers, d = 128,
-# in bfloat16 and as a CUDA graph: 2.0 ms against 1.4 at 49 tokens (64 sequences of 4 heads of 32), 3.3 against 1.9 at
+# Up to so many tokens the kernels go token by token, beyond in chunks. On an H200, a training step of two layers in
+# bfloat16, as a CUDA graph: 2.0 ms against 1.4 at 49 tokens (64 sequences of 4 heads of 32), 3.3 against 1.9 at
 # 97 (2 of 64), 9.8 against 4.6 at 385. Launched one by one, fewer kernels are ahead up to 64 tokens (2.6 against 2.9).
 KERNEL_TOKENS = 64
 
@@ -101,9 +101,9 @@ def _kernels(
     S, z = state
     q, k = (feature(x.float(), settings.feature_map) for x in (q, k))
     if not short(q, S, KERNEL_TOKENS):
-        q, k, u = widened([x.to(v.dtype) for x in (q, k, v)])
-        o, S, z, *_ = chunks_triton(q, k, u, k, S, z, cu_seqlens, settings.eps, settings.normalizer, False, keep)
-        return [o.to(v.dtype), S, z]
+        q, k = q.to(v.dtype), k.to(v.dtype)
+        o, S, z, *_ = chunks_triton(q, k, v, k, S, z, cu_seqlens, settings.eps, settings.normalizer, False, keep)
+        return [o, S, z]
     extended = pad(v.float(), (0, 1), value=1.0)
     o, after, *_ = rows_triton(q, k, extended, None, None, torch.cat((S, z[..., None, :]), 2), cu_seqlens, False, keep)
     o, along = o[..., :-1], o[..., -1:]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from varla.ops import reference, scan
-from varla.ops.call import Mechanism, run, run_step, widened
+from varla.ops.call import Mechanism, run, run_step
 from varla.ops.checks import check_inputs, check_untracked
 from varla.ops.chunk import encode
 from varla.ops.settings import VLASettings
@@ -159,8 +159,8 @@ def _kernels(
 ) -> list[Tensor]:
     from varla.ops.triton import vla_triton
 
-    o, *rest = vla_triton(widened(inputs), state, t, cu_seqlens, encode(settings), keep)
-    return [o.to(inputs[0].dtype), *rest]
+    found: list[Tensor] = vla_triton(list(inputs), state, t, cu_seqlens, encode(settings), keep)
+    return found
 
 
 _LOOPS = {"reference": reference.vla_reference, "scan": scan.vla_scan}

@@ -1,6 +1,6 @@
 """Compiles every kernel that a call would launch, for a GPU that need not be there, and reports what each one takes.
 
-Run as a program, in a process without TRITON_INTERPRET: python -m tests.ops.triton.compiling ARCH TYPE D REFRESH.
+Run as a program, in a process without TRITON_INTERPRET: python -m tests.ops.triton.compiling ARCH TYPE D DV REFRESH.
 Prints one JSON object for each kernel. The host code runs as it is, on CPU tensors; only the launch is replaced.
 """
 
@@ -78,15 +78,16 @@ def report_launches(arch: int) -> None:
     triton.runtime.jit.JITFunction.run = launch
 
 
-def main(arch: int, dtype: torch.dtype, D: int, refresh: int | None) -> None:
+def main(arch: int, dtype: torch.dtype, D: int, DV: int, refresh: int | None) -> None:
     report_launches(arch)
     H, T = 2, 1100  # few heads and many spans: with refresh, too, they are walked at once
     settings = VLASettings(0.1, refresh, 1e-3, 1e-4, "unit", "elu1", D**-0.5, True, True, True)
-    x = Inputs(*(torch.randn(T, H, D).to(dtype) for _ in range(4)))
+    x = Inputs(*(torch.randn(T, H, size).to(dtype) for size in (D, D, DV, D)))
     precision = Precision.of(dtype, interpreted=False)
     plan = make_plan((T,), span_length(T, H), torch.device("cpu"))
-    pipeline = Pipeline(plan, Shape.of(H, D, D, precision.buffer, arch // 10), precision, settings)
-    state = State(torch.zeros(1, H, D, D), torch.eye(D).repeat(1, H, 1, 1), torch.zeros(1, H, D), torch.zeros(1).long())
+    pipeline = Pipeline(plan, Shape.of(H, D, DV, precision.buffer, arch // 10), precision, settings)
+    A = torch.eye(D).repeat(1, H, 1, 1)
+    state = State(torch.zeros(1, H, DV, D), A, torch.zeros(1, H, D), torch.zeros(1).long())
     kept = _kept([y[None] for y in x], 1, False)
     o, S, A, z = pipeline.forward(x, state, kept)
     pipeline.backward(x, state, kept, A, o, S, A, z)
@@ -96,5 +97,5 @@ def main(arch: int, dtype: torch.dtype, D: int, refresh: int | None) -> None:
 
 
 if __name__ == "__main__":
-    arch, dtype, D, refresh = sys.argv[1:]
-    main(int(arch), getattr(torch, dtype), int(D), int(refresh) or None)
+    arch, dtype, D, DV, refresh = sys.argv[1:]
+    main(int(arch), getattr(torch, dtype), int(D), int(DV), int(refresh) or None)

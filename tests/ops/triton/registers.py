@@ -29,13 +29,14 @@ def disassembled(cubin: bytes) -> str:
 def unwritten(sass: str) -> list[str]:
     """Instructions that read a uniform register which none before them, in the order of addresses, writes.
 
-    What only a later instruction writes, of a loop say, is unwritten the first time.
+    What only a later instruction writes, of a loop say, is unwritten the first time. A move to another register is no
+    use: it is how ptxas keeps what it is about to overwrite, whether or not anything is in it.
     """
     written: set[int] = set()
     found = []
     for address, operation, operands in INSTRUCTION.findall(sass):
         reads, writes = _uses(operation, [each.strip() for each in operands.split(",")])
-        if reads - written:
+        if reads - written and operation != "MOV":
             found.append(f"{address}: {operation} {operands}")
         written |= writes
     return found

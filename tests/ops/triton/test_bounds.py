@@ -69,7 +69,6 @@ def test_vla(
     """Buffers between kernels as on a GPU, but for how operands of products are rounded."""
     exact = Precision(buffer, "tf32x3", "tf32x3", "tf32x3")
     monkeypatch.setattr(Precision, "of", classmethod(lambda cls, dtype, interpreted: exact))
-    monkeypatch.setattr("varla.ops.call.ROW", 1)
     names = both(varla.vla, inputs(2, T, H, D, Dv, buffer), refresh_every=period)
     assert {"forward_walk", "prepare", "scan", "read", "turn", "scan_backward", "unread", "finish"} <= names
     assert ("direction_walk" if period else "direction_backward") in names
@@ -91,7 +90,6 @@ def test_packed() -> None:
 def test_others_in_chunks(buffer: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     exact = Precision(buffer, "tf32x3", "tf32x3", "tf32x3")
     monkeypatch.setattr(Precision, "of", classmethod(lambda cls, dtype, interpreted: exact))
-    monkeypatch.setattr("varla.ops.call.ROW", 1)
     for name in ("linear_attention", "delta_rule"):
         monkeypatch.setattr(importlib.import_module(f"varla.ops.{name}"), "KERNEL_TOKENS", 0)
     q, k, v, _ = inputs(2, 70, 2, 5, 40, buffer)

@@ -47,21 +47,24 @@ INSTALLED = ".".join(triton.__version__.split(".")[:2])
 # Bytes a thread may keep outside its registers, and the kernels that keep more with Triton 3.9.
 # Each of those is a fault to mend, not a right; so are the older ones.
 @pytest.mark.parametrize(
-    ("arch", "dtype", "D", "refresh", "spilled", "known"),
+    ("arch", "dtype", "D", "refresh", "spilled", "known", "DV"),
     [
-        (80, "bfloat16", 64, 20, 500, {"compose": 1280}),
-        (80, "bfloat16", 128, 0, 500, {}),
-        (80, "float16", 128, 0, 500, {"forward_walk": 1056, "prepare": 624, "backward_walk": 728}),
-        (90, "bfloat16", 64, 0, 200, {}),
-        (90, "bfloat16", 128, 20, 900, {"compose": 1352}),
-        (90, "float16", 128, 20, 1200, {"prepare": 1664, "element_walk": 1504, "compose": 1352}),
-        (90, "float32", 1, 1, 500, {"prepare": 2024}),  # a size of 1 is a constant to Triton, and not a tensor
-        (90, "float32", 64, 20, 500, {"prepare": 2024, "finish": 656}),
+        (80, "bfloat16", 64, 20, 500, {"compose": 1280}, 64),
+        (80, "bfloat16", 128, 0, 500, {}, 128),
+        (80, "float16", 128, 0, 500, {"forward_walk": 1056, "prepare": 624, "backward_walk": 728}, 128),
+        (90, "bfloat16", 64, 0, 200, {}, 64),
+        (90, "bfloat16", 32, 0, 200, {}, 64),
+        (90, "bfloat16", 128, 20, 900, {"compose": 1352}, 128),
+        (90, "float16", 128, 20, 1200, {"prepare": 1664, "element_walk": 1504, "compose": 1352}, 128),
+        (90, "float32", 1, 1, 500, {"prepare": 2024}, 1),  # a size of 1 is a constant to Triton, and not a tensor
+        (90, "float32", 64, 20, 500, {"prepare": 2024, "finish": 656}, 64),
     ],
 )
-def test_compiles_and_fits(arch: int, dtype: str, D: int, refresh: int, spilled: int, known: dict[str, int]) -> None:
+def test_compiles_and_fits(
+    arch: int, dtype: str, D: int, refresh: int, spilled: int, known: dict[str, int], DV: int
+) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.ops.triton.compiling", str(arch), dtype, str(D), str(refresh)]
+    command = [sys.executable, "-m", "tests.ops.triton.compiling", str(arch), dtype, str(D), str(DV), str(refresh)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found = [json.loads(line) for line in done.stdout.splitlines()]

@@ -40,6 +40,10 @@ def test_what_is_written_first_may_be_read(instructions: tuple[str, ...]) -> Non
     assert unwritten(sass(*instructions[-1:]))  # and what that reads is seen
 
 
+def test_keeping_what_is_overwritten_is_no_use() -> None:
+    assert unwritten(sass("MOV R128, UR55", "UMOV UR55, 0x1", "R2UR UR55, R128")) == []
+
+
 @pytest.mark.parametrize("missing", [4, 5, 6, 7])
 def test_both_descriptors_of_a_product(missing: int) -> None:
     """With both operands in shared memory, all four registers are read; with one of them, the last two."""

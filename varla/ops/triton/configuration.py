@@ -10,6 +10,12 @@ from torch import Tensor
 from varla.ops.triton.penalty import STEP
 from varla.ops.triton.plan import CHUNK
 
+# Bytes in a row of the tiles of `prepare` and `read`, at the least. In shared memory a row of so many bytes or more has
+# one layout, narrower ones others; and where operands of different layouts follow each other at the same address, the
+# assembler that comes with Triton 3.6 (ptxas 12.8) makes descriptors of them from a register that nothing has written:
+# wrong results, or an illegal memory access. ptxas 12.9 does not. tests/ops/triton/registers.py looks for it.
+EVEN = 128
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -24,6 +30,7 @@ class Shape:
     narrow: tuple[int, int]  # in a tile of the scans, whose rows are independent: where heads are few, and where many
     warps: int  # where a D x D tile, or several of tokens, is in registers
     finishing: int  # warps of what ends a backward
+    even: int  # numbers in a row of so many bytes as EVEN says
     half: bool  # buffers are bfloat16
     stages: int  # of loads under way, bounded by shared memory
     scanning: int  # the same, of the scans
@@ -47,6 +54,7 @@ class Shape:
             narrow=(16, BV if half and BD == 128 else min(BV, 32)),
             warps=8 if BD == 128 else 4,
             finishing=4 if hopper or BD < 128 else 8,
+            even=EVEN // buffer.itemsize if hopper else 1,
             half=half,
             stages=2 if half else 1,
             scanning=3 if half else 1,

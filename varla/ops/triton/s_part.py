@@ -52,8 +52,8 @@ class SPart:
             memory.read, (len(self.plan.chunks) * s.H, parts(s.DV, s.wide)),
             x.q, x.k, x.v, kept.norm, kept.W, kept.S0, kept.z0, o, kept.denominator, self.plan.chunks,
             s.H, s.D, s.DV, self.settings.eps,
-            **self._tiles(s.wide), **self._how("ELU", "UNIT", "NORMALIZE"), DOT=self.precision.dot, ERROR=self.error,
-            num_warps=s.warps, maxnreg=s.registers,
+            **self._even_tiles(s.wide), **self._how("ELU", "UNIT", "NORMALIZE"), DOT=self.precision.dot,
+            ERROR=self.error, num_warps=s.warps, maxnreg=s.registers,
         )  # fmt: skip
         return o, S, z
 
@@ -118,7 +118,7 @@ class SPart:
         self._launch(
             memory.prepare, (len(plan.chunks) * s.H,),
             x.q, x.k, x.v, kept.a, kept.norm, kept.tinv, kept.W, tk, kept.E, kept.z0, plan.chunks, s.H, s.D, s.DV,
-            **self._tiles(s.BV), **self._how("ELU", "UNIT"), DOT=self.precision.dot, SOLVE=self.precision.times,
+            **self._even_tiles(s.BV), **self._how("ELU", "UNIT"), DOT=self.precision.dot, SOLVE=self.precision.times,
             ERROR=self.error, num_warps=4, maxnreg=168 if s.half else None,
         )  # fmt: skip
 
@@ -178,6 +178,11 @@ class SPart:
 
     def _tiles(self, BV: int) -> dict[str, int]:
         return {"BD": self.shape.BD, "BV": BV}
+
+    def _even_tiles(self, BV: int) -> dict[str, int]:
+        """No narrower than the assembler gets right: see EVEN."""
+        s = self.shape
+        return {"BD": max(s.BD, s.even), "BV": max(BV, s.even)}
 
     def _how(self, *names: str) -> dict[str, Any]:
         """The compile-time switches of these names."""
