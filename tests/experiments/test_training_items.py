@@ -110,6 +110,12 @@ def test_the_learning_rate_is_the_best_on_data_that_is_not_reported():
     assert {run.key for run in fair.then(results, FULL)} == {run.key for run in reported}
 
 
+def compare_at(monkeypatch, *pairs):
+    """Leave these points of the fair comparison, on one task and with one head dimension."""
+    for name, value in {"TASKS": ("mqar",), "HEAD_DIMS": (32,), "PAIRS": pairs}.items():
+        monkeypatch.setattr(fair, name, value)
+
+
 @pytest.mark.parametrize(
     ("vla", "deltanet", "expected"),
     [
@@ -119,7 +125,8 @@ def test_the_learning_rate_is_the_best_on_data_that_is_not_reported():
         (0.05, 0.01, "not run"),  # neither has learnt anything
     ],
 )
-def test_contenders_are_compared_by_their_intervals(vla, deltanet, expected):
+def test_contenders_are_compared_by_their_intervals(vla, deltanet, expected, monkeypatch):
+    compare_at(monkeypatch, 16)
     tuned = trained(chosen("vla", [0.1, 0.7, 0.9, 0.0]), chosen("deltanet", [0.1, 0.7, 0.9, 0.0]))
     ours, theirs = (fair.finals(tuned, name, "mqar", 16, 32) for name in ("vla", "deltanet"))
     results = Results({**tuned.records, **trained((ours, vla), (theirs, deltanet)).records})
@@ -128,7 +135,17 @@ def test_contenders_are_compared_by_their_intervals(vla, deltanet, expected):
     assert fair.figures(results, FULL)
 
 
-def test_a_hair_below_is_not_below():
+@pytest.mark.parametrize(("vla", "deltanet", "expected"), [(0.9, 0.5, "not run"), (0.5, 0.9, "not reproduced")])
+def test_one_point_settles_what_is_below_and_no_other(vla, deltanet, expected, monkeypatch):
+    compare_at(monkeypatch, 16, 32)
+    tuned = trained(chosen("vla", [0.1, 0.7, 0.9, 0.0]), chosen("deltanet", [0.1, 0.7, 0.9, 0.0]))
+    ours, theirs = (fair.finals(tuned, name, "mqar", 16, 32) for name in ("vla", "deltanet"))
+    results = Results({**tuned.records, **trained((ours, vla), (theirs, deltanet)).records})
+    assert verdict(fair.ITEM, "P18-vla-deltanet", results) == expected
+
+
+def test_a_hair_below_is_not_below(monkeypatch):
+    compare_at(monkeypatch, 16, 32)
     tuned = trained(*(chosen(name, [0.1, 0.7, 0.9, 0.0]) for name in ("vla", "deltanet")))
     groups = []
     for n, (ours, theirs) in {16: (0.9999, 1.0), 32: (0.9, 0.1)}.items():

@@ -114,23 +114,25 @@ def judge_over(better: str, worse: str, wrong: str) -> Judge:
     """Whether one contender is above another, where either has learnt anything; `wrong` is the verdict if not."""
 
     def judge(results: Results, preset: Preset) -> Finding:
-        gaps, below = [], []
-        for task in TASKS if not preset.quick else ():
-            for size in HEAD_DIMS:
-                for n in PAIRS:
-                    found = scores(results, task, size, n)
-                    if better in found and worse in found:
-                        x, y = found[better], found[worse]
-                        if max(x.mean, y.mean) < LEARNT:
-                            continue
-                        gaps.append(x.mean - y.mean)
-                        if y.interval[0] > x.interval[1] and y.mean - x.mean > CLEAR:
-                            below.append(f"{task} n = {n} d = {size}: {x.mean:.3f} against {y.mean:.3f}")
-        if not gaps:
-            return MISSING
+        gaps, below, missing = [], [], 0
+        points = [(task, size, n) for task in TASKS for size in HEAD_DIMS for n in PAIRS if not preset.quick]
+        for task, size, n in points:
+            found = scores(results, task, size, n)
+            if better not in found or worse not in found:
+                missing += 1
+                continue
+            x, y = found[better], found[worse]
+            if max(x.mean, y.mean) < LEARNT:
+                continue
+            gaps.append(x.mean - y.mean)
+            if y.interval[0] > x.interval[1] and y.mean - x.mean > CLEAR:
+                below.append(f"{task} n = {n} d = {size}: {x.mean:.3f} against {y.mean:.3f}")
         wins = sum(gap > CLEAR for gap in gaps)
+        if not gaps or (missing and not below):  # one point clearly below settles it; else those not run may
+            return MISSING
         note = f"{better} is above {worse} by more than {CLEAR} at {wins} of {len(gaps)} points that either learnt"
         note += f"; clearly below at {len(below)}: {'; '.join(below[:3])}" if below else "; nowhere clearly below"
+        note += f"; {missing} of {len(points)} points are not run" if missing else ""
         return Finding(wrong if below or not wins else REPRODUCED, sum(gaps) / len(gaps), count=len(SEEDS), note=note)
 
     return judge
