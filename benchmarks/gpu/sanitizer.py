@@ -10,11 +10,15 @@ from benchmarks.gpu import ROOT
 from benchmarks.gpu.record import Found, Options
 
 LIMIT = 240.0  # seconds
-DIRECTLY = ("decode_token", "walk_tokens", "rows_forward", "rows_backward")  # kernels that no pipeline launches
+DIRECTLY = (  # kernels that no pipeline launches
+    "decode_token", "walk_tokens", "rows_forward", "rows_backward", "convolve_forward", "convolve_backward",
+    "convolve_before_backward",
+)  # fmt: skip
 
 # Small shapes that between them launch everything: few heads and many, one span and several, and single tokens.
 CALLS = """
 import json, torch, varla
+from varla.ops.convolution import short_convolution
 from varla.ops.settings import VLASettings
 from varla.ops.triton.s_part import SPart
 from varla.ops.triton.sequential import vla_sequential
@@ -49,6 +53,11 @@ for T in (37, 2100):  # token by token, and in chunks
     other(varla.linear_attention, T, 16, 50)
     other(varla.delta_rule, T, 64, 16, gate[..., 0])
 other(varla.decayed_delta_rule, T, 48, 96, -gate)
+
+for bounds in (None, torch.tensor([0, 1, 1, 40])):
+    x = [torch.randn(*shape, device="cuda", requires_grad=True) for shape in ((1, 40, 70), (70, 4), (70,), (3, 3, 70))]
+    x[3] = x[3] if bounds is not None else x[3][:1]
+    short_convolution(*x, bounds).sum().backward()
 torch.cuda.synchronize()
 print(json.dumps(sorted(names)))
 """

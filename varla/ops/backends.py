@@ -47,15 +47,21 @@ def triton_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes")
 
 
-def cannot_launch(sizes: Mapping[str, int], like: Tensor, instead: str) -> str | None:
-    """Why the kernels cannot take inputs like this one here, and which backend to use `instead`; None if they can."""
+def no_kernels(like: Tensor) -> str | None:
+    """Why no kernel can take a tensor like this one here, whatever its shape; None if they can."""
     missing: str | None = _no_triton()
     if missing is not None:
         return missing
     if not like.is_cuda and not triton_interpreted():
         return f"the inputs are on {like.device}, and the kernels run on CUDA GPUs"
-    if like.dtype == torch.float64:
-        return f"the kernels compute in float32; use backend={instead!r} for float64 inputs"
+    return "the kernels compute in float32, and the inputs are float64" if like.dtype == torch.float64 else None
+
+
+def cannot_launch(sizes: Mapping[str, int], like: Tensor, instead: str) -> str | None:
+    """Why the kernels cannot take inputs like this one here, and which backend to use `instead`; None if they can."""
+    missing = no_kernels(like)
+    if missing is not None:
+        return f"{missing}; use backend={instead!r}" if like.dtype == torch.float64 else missing
     for name, most in (("D", 128), ("Dv", 256)):
         if not 1 <= sizes[name] <= most:
             return f"the kernels take {name} from 1 to {most}, got {sizes[name]}; use backend={instead!r}"

@@ -1,0 +1,167 @@
+"""The kernel of the short convolution against PyTorch's in float64, and that against the sum it is."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.ops.cases import randn
+from tests.ops.triton.cases import DEVICE, gpu, relative
+from varla.ops.convolution import last_inputs, plain, short_convolution
+
+pytest.importorskip("triton")
+
+from varla.ops.triton.convolution import CHANNELS, TOKENS, convolve
+
+NAMES = ("x", "weight", "bias", "before")
+
+
+def make(B: int, T: int, C: int, W: int, bias: bool = True, rows: int | None = None) -> dict[str, Any]:
+    shapes = {"x": (B, T, C), "weight": (C, W), "bias": (C,), "before": (rows or B, W - 1, C)}
+    found = {name: randn(*shape, seed=i).float().double() for i, (name, shape) in enumerate(shapes.items())}
+    return found if bias else {**found, "bias": None}
+
+
+def outcome(
+    form: Any, given: dict[str, Any], cu_seqlens: Tensor | None, device: str, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Outputs and the gradients of all that is there."""
+    leaves = {name: None if x is None else x.to(device, dtype).requires_grad_() for name, x in given.items()}
+    y = form(*(leaves[name] for name in NAMES), None if cu_seqlens is None else cu_seqlens.to(device))
+    there = [name for name in NAMES if leaves[name] is not None]
+    dy = randn(*y.shape, seed=9).to(device, dtype)
+    found = torch.autograd.grad(y, [leaves[name] for name in there], dy)
+    return {"y": y.detach(), **{f"d {name}": g for name, g in zip(there, found, strict=True)}}
+
+
+def assert_agrees(given: dict[str, Any], cu_seqlens: Tensor | None = None, tolerance: float = 1e-6) -> None:
+    got = outcome(convolve, given, cu_seqlens, DEVICE, torch.float32)
+    wanted = outcome(plain, given, cu_seqlens, "cpu", torch.float64)
+    errors = {name: relative(got[name], wanted[name]) for name in wanted if wanted[name].abs().sum() > 0}
+    assert not {name: error for name, error in errors.items() if not error <= tolerance}
+    assert all(got[name].shape == wanted[name].shape for name in wanted)
+
+
+def test_the_plain_form_is_the_sum() -> None:
+    given = make(2, 7, 3, 4)
+    x, weight, bias, before = (given[name] for name in NAMES)
+    extended, found = torch.cat((before, x), 1), plain(x, weight, bias, before, None)
+    for t in range(7):
+        total = sum(weight[:, j] * extended[:, t + j] for j in range(4)) + bias
+        assert torch.allclose(found[:, t], total * torch.sigmoid(total), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("W", [1, 2, 4, 5])
+@pytest.mark.parametrize("T", [1, 2, TOKENS, 2 * TOKENS + 3])
+def test_every_length_and_width(T: int, W: int) -> None:
+    assert_agrees(make(2, T, 5, W))
+
+
+@pytest.mark.parametrize("C", [1, CHANNELS, CHANNELS + 9])
+def test_every_number_of_channels(C: int) -> None:
+    assert_agrees(make(3, 5, C, 4, bias=C != 1))
+
+
+@pytest.mark.parametrize("lengths", [[20, 0, 1, 2, 41, 0], [3], [0, 0, 1]])
+def test_packed(lengths: list[int]) -> None:
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
+    assert_agrees(make(1, sum(lengths), 6, 4, rows=len(lengths)), cu_seqlens)
+
+
+def test_packed_is_one_after_the_other() -> None:
+    lengths = [4, 0, 1, 9]
+    given = make(1, sum(lengths), 3, 4, rows=len(lengths))
+    x, before = given["x"], given["before"]
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
+    packed, after = plain(x, given["weight"], given["bias"], before, cu_seqlens), last_inputs(x, before, cu_seqlens)
+    for i, (begin, end) in enumerate(zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True)):
+        own, first = x[:, begin:end], before[i : i + 1]
+        assert torch.equal(after[i : i + 1], last_inputs(own, first))
+        if end > begin:
+            alone = plain(own, given["weight"], given["bias"], first, None)
+            assert torch.allclose(packed[:, begin:end], alone, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("T", [0, 1, 2, 3, 9])
+def test_last_inputs_are_a_copy_of_the_last(T: int) -> None:
+    x, before = randn(2, T, 3, seed=1), randn(2, 3, 3, seed=2)
+    found = last_inputs(x, before)
+    assert torch.equal(found, torch.cat((before, x), 1)[:, T:])
+    assert found.untyped_storage().nbytes() == found.nbytes
+
+
+def test_nothing_to_convolve() -> None:
+    given = make(2, 0, 5, 4)
+    found = outcome(convolve, given, None, DEVICE, torch.float32)
+    assert found["y"].shape == (2, 0, 5)
+    assert not any(found[f"d {name}"].any() for name in NAMES)
+
+
+def test_inputs_in_any_memory_order() -> None:
+    given = make(2, 9, 5, 4)
+    turned = {name: None if x is None else x.mT.contiguous().mT if x.dim() > 1 else x for name, x in given.items()}
+    first, second = (outcome(convolve, each, None, DEVICE, torch.float32) for each in (given, turned))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_second_derivatives_are_the_plain_forms() -> None:
+    def twice(form: Any, device: str, dtype: torch.dtype) -> list[Tensor]:
+        leaves = [x.to(device, dtype).requires_grad_() for x in make(1, 6, 3, 3).values() if x is not None]
+        first = torch.autograd.grad(form(*leaves, None).square().sum(), leaves, create_graph=True)
+        return list(torch.autograd.grad(sum(g.square().sum() for g in first), leaves))
+
+    for got, wanted in zip(twice(convolve, DEVICE, torch.float32), twice(plain, "cpu", torch.float64), strict=True):
+        assert relative(got, wanted) <= 1e-5
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_operator_is_registered_right(packed: bool, bias: bool) -> None:
+    given = make(1, 6, 3, 4, bias=bias)
+    leaves = [None if x is None else x.float().to(DEVICE).requires_grad_() for x in given.values()]
+    cu_seqlens = torch.tensor([0, 6], device=DEVICE) if packed else None
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    found = torch.library.opcheck(torch.ops.varla.convolve.default, (*leaves, cu_seqlens), test_utils=checks)
+    assert set(found.values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+def test_compiles_without_spills(arch: int) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.ops.triton.compiling_convolution", str(arch)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = {kernel["kernel"]: kernel for kernel in map(json.loads, done.stdout.splitlines())}
+    assert set(found) == {"convolve_forward", "convolve_backward", "convolve_before_backward"}
+    assert not [kernel for kernel in found.values() if kernel["stack"] or kernel["unwritten"]]
+
+
+class TestOnTheGPU:
+    pytestmark = gpu
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+    @pytest.mark.parametrize(("B", "T", "C"), [(2, 3000, 512), (1, 1, 640), (64, 97, 128)])
+    def test_large(self, B: int, T: int, C: int, dtype: torch.dtype) -> None:
+        given = {name: None if x is None else x.to(dtype).double() for name, x in make(B, T, C, 4).items()}
+        got = outcome(convolve, given, None, "cuda", dtype)
+        wanted = outcome(plain, given, None, "cpu", torch.float64)
+        bound = 1e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
+        errors = {name: relative(got[name], wanted[name]) for name in wanted}
+        assert not {name: error for name, error in errors.items() if not error <= bound}
+
+    def test_under_autocast(self) -> None:
+        x, weight, bias, before = (x.float().cuda() for x in make(2, 50, 64, 4).values() if x is not None)
+        with torch.autocast("cuda", torch.bfloat16):
+            found = short_convolution(x, weight, bias, before)
+        assert found.dtype == torch.bfloat16
+        assert relative(found, plain(x.bfloat16().float(), weight, bias, before, None)) <= 5e-3
+
+    def test_the_same_twice(self) -> None:
+        given = make(4, 700, 256, 4)
+        first, second = (outcome(convolve, given, None, "cuda", torch.float32) for _ in range(2))
+        assert all(torch.equal(first[name], second[name]) for name in first)

@@ -1,0 +1,66 @@
+"""A short causal convolution, one filter a channel, followed by SiLU: y_t = silu(sum_j w_j x_{t-W+1+j} + b)."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from varla.ops.backends import no_kernels
+
+
+def short_convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor, cu_seqlens: Tensor | None = None
+) -> Tensor:
+    """y [B, T, C] of x [B, T, C], weight [C, W] and bias [C]; `before` [rows, W - 1, C] is what came before x.
+
+    With cu_seqlens [N + 1], B = 1 and there are N rows. On a GPU one kernel, else PyTorch's convolution. Under
+    autocast, y has autocast's type.
+    """
+    if x.is_cuda and no_kernels(x) is None:
+        from varla.ops.triton.convolution import convolve
+
+        if torch.is_autocast_enabled("cuda"):
+            x = x.to(torch.get_autocast_dtype("cuda"))
+        return convolve(x, weight, bias, before, cu_seqlens)  # type: ignore[no-any-return]
+    return plain(x, weight, bias, before, cu_seqlens)
+
+
+def plain(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """The same by PyTorch: every sequence behind what came before it, all of them in one convolution."""
+    past = weight.shape[1] - 1
+    if cu_seqlens is None:
+        return _convolved(torch.cat((before.to(x.dtype), x), 1), weight, bias)
+    T, N = x.shape[1], before.shape[0]
+    cu_seqlens = cu_seqlens.to(x.device, torch.int64)
+    row = torch.arange(N, device=x.device)[:, None]
+    tokens = torch.arange(T, device=x.device) + (sequence_of(cu_seqlens, T) + 1) * past
+    ahead = cu_seqlens[:-1, None] + row * past + torch.arange(past, device=x.device)  # [N, W - 1]
+    extended = x.new_zeros(T + N * past, x.shape[2])
+    extended = extended.index_copy(0, tokens, x[0]).index_copy(0, ahead.flatten(), before.to(x.dtype).flatten(0, 1))
+    return _convolved(F.pad(extended, (0, 0, past, 0))[None], weight, bias)[:, tokens]
+
+
+def _convolved(extended: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """[B, W - 1 + T, C] to [B, T, C]."""
+    return F.silu(F.conv1d(extended.mT, weight[:, None], bias, groups=weight.shape[0])).mT
+
+
+def sequence_of(cu_seqlens: Tensor, T: int) -> Tensor:
+    """The sequence that each of T packed tokens belongs to, [T]; on the device of cu_seqlens [N + 1]."""
+    return torch.searchsorted(cu_seqlens[1:], torch.arange(T, device=cu_seqlens.device), right=True)
+
+
+def last_inputs(x: Tensor, before: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
+    """What the next call needs as `before`: the last W - 1 tokens of every sequence, [rows, W - 1, C]; a copy."""
+    past = before.shape[1]
+    before = before.to(x.dtype)
+    if cu_seqlens is None:
+        kept = max(0, past - x.shape[1])  # of what came before; a view would keep all of x alive with the state
+        return torch.cat((before[:, past - kept :], x[:, x.shape[1] - past + kept :]), 1)
+    cu_seqlens = cu_seqlens.to(x.device, torch.int64)
+    begin, end = cu_seqlens[:-1, None], cu_seqlens[1:, None]
+    token = end - past + torch.arange(past, device=x.device)  # [N, W - 1]; before the beginning, in `before`
+    earlier = (token - begin + past).clamp(max=max(past - 1, 0))
+    old = before.gather(1, earlier[..., None].expand(-1, -1, x.shape[2]))
+    if x.shape[1] == 0:
+        return old
+    return torch.where((token >= begin)[..., None], x[0][token.clamp(min=0)], old)
