@@ -72,7 +72,7 @@ def train(settings: LMSettings, folder: str | Path, *, resume: bool = False) -> 
         return Run(folder).record()  # the Trainer would make one step more
     tokenizer = load_tokenizer(settings.tokenizer)
     set_seed(settings.seed)
-    model = build_model(settings.model, len(tokenizer), tokenizer)
+    model = build_model(settings.model, len(tokenizer), tokenizer, settings.data.context)
     parameters = sum(p.numel() for p in model.parameters())
     arguments.distributed_state.wait_for_everyone()  # all have looked at the folder as it was
     with arguments.main_process_first(desc="text"):
@@ -175,18 +175,24 @@ def load_texts(settings: LMSettings, tokenizer: Any, folder: Path) -> tuple[Corp
     return found
 
 
-def build_model(model: Mapping[str, Any], words: int, tokenizer: Any) -> VarlaForCausalLM:
-    """A new model of a preset with the tokenizer's vocabulary, or the one in a folder if its vocabulary is as large."""
+def build_model(model: Mapping[str, Any], words: int, tokenizer: Any, context: int) -> VarlaForCausalLM:
+    """A new model of a preset with the tokenizer's vocabulary, or the one in a folder if its vocabulary is as large.
+
+    Its max_position_embeddings say what it was trained for: rows of `context` tokens, unless `model` says otherwise; a
+    model from a folder keeps its own where they are more.
+    """
     if "folder" in model:
         found = load_model(model["folder"])
         if found.config.vocab_size < words:
             raise ValueError(
                 f"{model['folder']} has embeddings for {found.config.vocab_size} tokens, the tokenizer has {words}"
             )
+        found.config.max_position_embeddings = max(found.config.max_position_embeddings, context)
         return found
     changes = {key: value for key, value in model.items() if key != "preset"}
     ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    return VarlaForCausalLM(preset(model["preset"], **{"vocab_size": words, **ids, **changes}))
+    ours = {"vocab_size": words, "max_position_embeddings": context, **ids}
+    return VarlaForCausalLM(preset(model["preset"], **{**ours, **changes}))
 
 
 def evaluate(model: Any, validation: Corpus, settings: LMSettings) -> dict[str, dict[str, float]]:
