@@ -181,8 +181,10 @@ def test_tensorboards_files_are_in_the_runs_folder(text, tmp_path, monkeypatch):
 
 
 def test_what_is_wrong_leaves_the_folder_free(text, tmp_path):
-    with pytest.raises(ValueError, match="not enough for one row of 100000"):
+    with pytest.raises(ValueError, match=r"data.train has 8640 tokens, not enough for one row of 100000"):
         train(settings(text, "data.context=100000"), tmp_path / "run")
+    with pytest.raises(ValueError, match=r"data.validation has 10 tokens, .* row of 64 .* it is 0.001 of 9600"):
+        train(settings(text, "data.validation=0.001"), tmp_path / "run")
     with pytest.raises(ValueError, match=r"unknown key 'train.learning_rat'; did you mean 'train.learning_rate'"):
         train(settings(text, "train.learning_rat=1"), tmp_path / "run")
     assert not (tmp_path / "run" / "config.yaml").exists()
