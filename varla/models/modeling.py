@@ -5,6 +5,7 @@ layers. `VarlaForCausalLM` adds the head, the loss and what `generate` needs.
 """
 
 import math
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -81,8 +82,9 @@ class VarlaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
             model, info = super().from_pretrained(
                 where, *model_args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
             )
-        except SafetensorError as error:
-            raise ValueError(f"{where}: its weights cannot be read (damaged, or cut short): {error}") from error
+        except (SafetensorError, UnpicklingError) as error:
+            what = f": {error}" if isinstance(error, SafetensorError) else ""  # the other advises to run what is in it
+            raise ValueError(f"{where}: its weights cannot be read (damaged, or cut short){what}") from error
         if info["mismatched_keys"] and not reshape:
             name, theirs, ours = min(info["mismatched_keys"])
             raise ValueError(
