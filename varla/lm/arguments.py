@@ -16,11 +16,10 @@ _BELOW_ONE = ("adam_beta1", "adam_beta2")
 
 def check_arguments(train: Mapping[str, Any]) -> None:
     """Raise an error that names the first key of `train` that is unknown, of another type or out of range."""
-    known = [field.name for field in dataclasses.fields(TrainingArguments) if field.init]
-    kinds = typing.get_type_hints(TrainingArguments)
+    hints = {field.name: field.type for field in dataclasses.fields(TrainingArguments) if field.init}
     for key, value in train.items():
-        refuse_unknown("key", f"train.{key}", [f"train.{each}" for each in known])
-        _check_kind(f"train.{key}", value, kinds[key])
+        refuse_unknown("key", f"train.{key}", [f"train.{each}" for each in hints])
+        _check_kind(f"train.{key}", value, hints[key])
         _check_range(key, value)
 
 
