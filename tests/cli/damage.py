@@ -33,6 +33,11 @@ def _larger_tokenizer(folder):
     ByT5Tokenizer(extra_ids=7).save_pretrained(folder)
 
 
+def _pickled(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"no weights")
+
+
 def _run(folder):
     save(folder / "model", tiny())
     (folder / "config.json").unlink()
@@ -47,6 +52,9 @@ DAMAGES = {
     "no tokenizer": (_without("tokenizer_config.json"), ["holds no tokenizer"]),
     "cut weights": (_cut("model.safetensors", 1000), ["cannot be loaded", "weights cannot be read"]),
     "empty weights": (_cut("model.safetensors", 0), ["cannot be loaded"]),
+    "other bytes for weights": (_pickled, ["cannot be loaded", "weights cannot be read"]),
+    "an unknown type": (_config(dtype="floaty"), ["cannot be loaded", "dtype must be a type of PyTorch's", "'floaty'"]),
+    "settings that lead transformers astray": (_config(id2label=5), ["cannot be loaded", "AttributeError"]),
     "cut config": (_cut("config.json", 50), ["cannot be loaded", "config.json"]),
     "a list for a config": (
         lambda folder: (folder / "config.json").write_text("[1]"),

@@ -107,6 +107,8 @@ def test_what_was_damaged_later_is_made_anew(tokenizer, tmp_path, name, kept):
         ("a.jsonl", b'{"text": "x"}\n{"txt": 1}\n', r'a.jsonl, line 2: not a JSON object with a key "text"'),
         ("a.jsonl", b'{"text": 3}\n', r'line 1: "text" must be a string, got int'),
         ("a.jsonl", b"[1]\n", "line 1: not a JSON object"),
+        pytest.param("a.jsonl", b"[" * 100_000, "line 1: not a JSON object", id="nested too deep"),
+        ("a.jsonl", b'{"text": "x\\ud800"}\n', r"a.jsonl, line 1: \"text\" holds '\\ud800', half of a character"),
     ],
 )
 def test_text_that_cannot_be_read_is_named(tokenizer, tmp_path, name, content, message):
@@ -118,6 +120,12 @@ def test_text_that_cannot_be_read_is_named(tokenizer, tmp_path, name, content, m
 def test_a_pattern_that_matches_nothing_is_an_error(tokenizer, tmp_path):
     with pytest.raises(TextError, match="no file matches"):
         corpus(str(tmp_path / "*.txt"), tokenizer, tmp_path / "tokens")
+
+
+def test_a_folder_in_place_of_its_files_is_an_error(tokenizer, tmp_path):
+    (tmp_path / "books").mkdir()
+    with pytest.raises(TextError, match=r"no file matches .*books', but .*books does: name files, as .*books/\*\.txt"):
+        corpus(str(tmp_path / "books"), tokenizer, tmp_path / "tokens")
 
 
 def test_a_tokenizer_that_is_not_there_is_named(tmp_path):

@@ -13,7 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from tests.lm.cases import settings, write_text
 from varla.lm import training
-from varla.lm.training import read_settings, train
+from varla.lm.folder import load_model
+from varla.lm.text import load_tokenizer
+from varla.lm.training import build_model, read_settings, train
 from varla.training import Diverged, Interrupted, RunError
 
 
@@ -42,6 +44,20 @@ def test_it_leaves_a_model_that_auto_classes_load(run):
     batch = tokenizer(["abcde"], return_tensors="pt")
     assert batch.input_ids.tolist() == [list(b"abcde")]  # nothing is added: a prompt goes on
     assert model.generate(**batch, max_new_tokens=3, do_sample=False).shape == (1, 8)
+
+
+def test_the_model_says_what_length_it_was_trained_for(run, text, tmp_path):
+    folder, _ = run
+    assert load_model(folder / "model").config.max_position_embeddings == 64  # data.context, not the preset's 2048
+    tokenizer = load_tokenizer("bytes")
+
+    def length(context, **model):
+        return build_model(model, 257, tokenizer, context).config.max_position_embeddings
+
+    assert length(4096, preset="5m") == 4096
+    assert length(64, preset="5m", max_position_embeddings=512) == 512
+    assert length(128, folder=folder / "model") == 128
+    assert length(32, folder=folder / "model") == 64
 
 
 def test_the_record_says_what_was_done(run):
@@ -165,8 +181,10 @@ def test_tensorboards_files_are_in_the_runs_folder(text, tmp_path, monkeypatch):
 
 
 def test_what_is_wrong_leaves_the_folder_free(text, tmp_path):
-    with pytest.raises(ValueError, match="not enough for one row of 100000"):
+    with pytest.raises(ValueError, match=r"data.train has 8640 tokens, not enough for one row of 100000"):
         train(settings(text, "data.context=100000"), tmp_path / "run")
+    with pytest.raises(ValueError, match=r"data.validation has 10 tokens, .* row of 64 .* it is 0.001 of 9600"):
+        train(settings(text, "data.validation=0.001"), tmp_path / "run")
     with pytest.raises(ValueError, match=r"unknown key 'train.learning_rat'; did you mean 'train.learning_rate'"):
         train(settings(text, "train.learning_rat=1"), tmp_path / "run")
     assert not (tmp_path / "run" / "config.yaml").exists()

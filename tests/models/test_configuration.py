@@ -79,6 +79,10 @@ def test_every_mechanism_can_be_named(name):
         ({"num_key_value_heads": 1}, "every head has its own keys and values"),
         ({"attention_dropout": 0.1}, "there is no dropout"),
         ({"hiden_size": 2}, "did you mean 'hidden_size'"),
+        ({"dtype": "floaty"}, "dtype must be a type of PyTorch's, as 'float32' or 'bfloat16', got 'floaty'"),
+        ({"dtype": "nn"}, "dtype must be a type of PyTorch's"),
+        ({"dtype": 5}, "dtype must be a type of PyTorch's"),
+        ({"torch_dtype": "floaty"}, "dtype must be a type of PyTorch's"),
     ],
 )
 def test_wrong_values_are_refused(changes, message):

@@ -210,6 +210,12 @@ def test_only_a_session_is_written_over(saved, tmp_path):
         session.save(tmp_path / "none" / "state")
 
 
+def test_a_folder_that_may_not_be_written_to_is_found_before_anything_is_generated(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: not (path == tmp_path and mode == os.W_OK))  # root may always
+    with pytest.raises(ValueError, match=r"state cannot be written: .* does not allow it"):
+        module.check_target(tmp_path / "state")
+
+
 def test_a_write_that_fails_leaves_the_old_one(saved, monkeypatch):
     model, path = saved
     before = path.read_bytes()

@@ -285,7 +285,8 @@ def test_nothing_follows_from_nothing():
         ({"seed": -1}, ValueError, "seed must be at least 0"),
         ({"max_new_tokens": -1}, ValueError, "max_new_tokens must be at least 0"),
         ({"max_new_tokens": 1.5}, TypeError, "max_new_tokens must be an integer"),
-        ({"stop": 259}, ValueError, "from 0 to 258"),
+        ({"stop": 259}, ValueError, r"stop must be from 0 to 258 \(the model's vocabulary\), got 259$"),
+        ({"stop": 1.5}, TypeError, "stop must be token ids or text that is not empty, got 1.5"),
         ({"stop": [1.5]}, TypeError, "stop must be token ids"),
         ({"stop": ""}, TypeError, "stop must be token ids"),
         ({"stop": "text"}, TypeError, "generate_text stops at text"),
@@ -299,7 +300,35 @@ def test_wrong_options_are_refused_before_anything_is_generated(options, kind, w
         session.generate(**options)
 
 
+def test_an_end_of_text_beyond_the_vocabulary_is_named():
+    model = tiny()
+    model.generation_config.eos_token_id = 9999
+    with pytest.raises(ValueError, match=r"stop must be from 0 to 258 .* got 9999, its end-of-text token"):
+        varla.Session(model).feed([5]).generate(3)
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (None, "texts must be strings, one after the other, got NoneType"),
+        (["a", 1], "got int among them"),
+        (b"a", "int"),
+    ],
+)
+def test_what_is_no_text_is_refused(texts, words):
+    session = varla.Session(tiny(), tokenizer())
+    with pytest.raises(TypeError, match=words):
+        session.feed_text(texts)
+    assert session.position == 0
+
+
 def test_other_models_and_tokenizers_are_refused():
+    for folder in ("runs/book/model", Path("runs/book/model")):
+        with pytest.raises(TypeError, match=r"got \w+; VarlaForCausalLM.from_pretrained\(FOLDER\) loads one"):
+            varla.Session(folder)
+    for other in ("bytes", 3):
+        with pytest.raises(TypeError, match="tokenizer must be a tokenizer of transformers', or None, got"):
+            varla.Session(tiny(), other)
     with pytest.raises(TypeError, match="VarlaForCausalLM, got Linear"):
         varla.Session(torch.nn.Linear(2, 2))
     with pytest.raises(TypeError, match="VarlaForCausalLM, got VarlaModel"):

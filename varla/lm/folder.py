@@ -24,7 +24,7 @@ def load_model(folder: str | Path) -> VarlaForCausalLM:
     try:
         _check_settings(folder / "config.json")
         found: VarlaForCausalLM = VarlaForCausalLM.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, TypeError, RuntimeError, KeyError) as error:
+    except Exception as error:  # transformers raises whatever a file's content leads it to
         raise FolderError(f"{folder} cannot be loaded as a model: {_first_line(error)}") from error
     return found
 
@@ -58,4 +58,6 @@ def _check_settings(file: Path) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    speaks = first and isinstance(error, (OSError, ValueError, TypeError, RuntimeError))
+    return first if speaks else f"{type(error).__name__} {first}".strip()

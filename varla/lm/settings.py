@@ -27,6 +27,7 @@ OURS = {
     "label_names": "batches are made of packed tokens",
 }
 PRESET = "5m"  # of a model that names none
+_SEEDS = 2**32
 SOURCE = ("dataset", "config", "split", "column")
 
 
@@ -45,12 +46,24 @@ class DataSettings:
             check_number("data.validation", self.validation, least=0)
             if self.validation >= 1:
                 raise ValueError(f"data.validation, as a share, must be below 1, got {self.validation}")
-        for name, source in (("train", self.train), ("validation", self.validation)):
-            if isinstance(source, Mapping):
-                for key in source:
-                    refuse_unknown("key", f"data.{name}.{key}", [f"data.{name}.{each}" for each in SOURCE])
-                if "dataset" not in source:
-                    raise ValueError(f"data.{name} must be files, or name a dataset: {{dataset: NAME}}")
+        _check_source("data.train", self.train)
+        if not isinstance(self.validation, float):
+            _check_source("data.validation", self.validation)
+
+
+def _check_source(path: str, source: str | list[Any] | Mapping[str, Any]) -> None:
+    """Files by path or pattern, or a dataset by name."""
+    if isinstance(source, Mapping):
+        for key, value in source.items():
+            refuse_unknown("key", f"{path}.{key}", [f"{path}.{each}" for each in SOURCE])
+            if not isinstance(value, str) and not (value is None and key == "config"):
+                raise TypeError(f"{path}.{key} must be text, got {value!r} ({type(value).__name__})")
+        if "dataset" not in source:
+            raise ValueError(f"{path} must be files, or name a dataset: {{dataset: NAME}}")
+    elif isinstance(source, list):
+        for each in source:
+            if not isinstance(each, str):
+                raise TypeError(f"{path} must be paths or patterns, got {each!r} ({type(each).__name__}) among them")
 
 
 @dataclass(frozen=True)
@@ -86,6 +99,11 @@ class LMSettings:
             object.__setattr__(self, "model", {"preset": PRESET, **self.model})
         elif len(self.model) > 1:
             raise ValueError("model.folder is a whole model: nothing beside it can be changed")
+        elif not isinstance(folder := self.model["folder"], str):
+            raise TypeError(f"model.folder must be a path, got {folder!r} ({type(folder).__name__})")
+        check_count("seed", self.seed, least=0)
+        if self.seed >= _SEEDS:
+            raise ValueError(f"seed must be below 2**32, as NumPy's are, got {self.seed}")
         for name, reason in OURS.items():
             if name in self.train:
                 raise ValueError(f"train.{name} cannot be set: {reason}")

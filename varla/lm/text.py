@@ -90,7 +90,10 @@ def files(source: str | list[str]) -> list[Path]:
         matches = sorted(glob.glob(pattern, recursive=True))
         if not matches:
             raise TextError(f"no file matches {pattern!r}")
-        found += [Path(match) for match in matches if Path(match).is_file()]
+        matched = [Path(match) for match in matches if Path(match).is_file()]
+        if not matched:
+            raise TextError(f"no file matches {pattern!r}, but {matches[0]} does: name files, as {matches[0]}/*.txt")
+        found += matched
     return found
 
 
@@ -130,10 +133,15 @@ def _lines(path: Path) -> Iterator[str]:
             continue
         try:
             text = json.loads(line)["text"]
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+        except (json.JSONDecodeError, KeyError, TypeError, RecursionError) as error:
             raise TextError(f'{path}, line {number}: not a JSON object with a key "text"') from error
         if not isinstance(text, str):
             raise TextError(f'{path}, line {number}: "text" must be a string, got {type(text).__name__}')
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # JSON can write it
+            half = ascii(text[error.start])
+            raise TextError(f'{path}, line {number}: "text" holds {half}, half of a character') from error
         yield text
 
 

@@ -4,7 +4,6 @@ config.yaml, tokens/ (the text, tokenised once), checkpoint-N/ and logs/ (the Tr
 tokenizer), record.json.
 """
 
-import dataclasses
 import json
 import math
 import os
@@ -19,6 +18,7 @@ import yaml
 from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
+from varla.lm.arguments import check_arguments
 from varla.lm.checkpoints import check_checkpoint, state_of, steps_of
 from varla.lm.folder import load_model
 from varla.lm.packing import Rows, collate
@@ -26,7 +26,6 @@ from varla.lm.scoring import scores
 from varla.lm.settings import LMSettings, from_dict
 from varla.lm.text import Corpus, corpus, load_tokenizer, text_key
 from varla.models import VarlaForCausalLM, preset
-from varla.ops.arguments import refuse_unknown
 from varla.outcomes import FINISHED
 from varla.training import environment
 from varla.training.config import load
@@ -72,7 +71,7 @@ def train(settings: LMSettings, folder: str | Path, *, resume: bool = False) -> 
         return Run(folder).record()  # the Trainer would make one step more
     tokenizer = load_tokenizer(settings.tokenizer)
     set_seed(settings.seed)
-    model = build_model(settings.model, len(tokenizer), tokenizer)
+    model = build_model(settings.model, len(tokenizer), tokenizer, settings.data.context)
     parameters = sum(p.numel() for p in model.parameters())
     arguments.distributed_state.wait_for_everyone()  # all have looked at the folder as it was
     with arguments.main_process_first(desc="text"):
@@ -141,9 +140,7 @@ def logs_in(folder: Path) -> Iterator[None]:
 
 def training_arguments(settings: LMSettings, folder: Path) -> TrainingArguments:
     """The Trainer's settings: ours, under what is given. Its own errors are passed on."""
-    known = [field.name for field in dataclasses.fields(TrainingArguments) if field.init]
-    for name in settings.train:
-        refuse_unknown("key", f"train.{name}", [f"train.{each}" for each in known])
+    check_arguments(settings.train)
     given = {**DEFAULTS, "disable_tqdm": not sys.stderr.isatty(), **settings.train}
     if "num_train_epochs" in settings.train and "max_steps" not in settings.train:
         del given["max_steps"]
@@ -162,31 +159,42 @@ def training_arguments(settings: LMSettings, folder: Path) -> TrainingArguments:
 
 def load_texts(settings: LMSettings, tokenizer: Any, folder: Path) -> tuple[Corpus, Corpus | None]:
     """(training text, validation text or None), tokenised; checked to have a row each."""
-    whole = corpus(settings.data.train, tokenizer, folder)
-    if not isinstance(settings.data.validation, float):
-        found: tuple[Corpus, Corpus | None] = whole, corpus(settings.data.validation, tokenizer, folder)
-    elif settings.data.validation > 0:
-        found = whole.split(settings.data.validation)
+    data = settings.data
+    whole = corpus(data.train, tokenizer, folder)
+    if not isinstance(data.validation, float):
+        found: tuple[Corpus, Corpus | None] = whole, corpus(data.validation, tokenizer, folder)
+    elif data.validation > 0:
+        found = whole.split(data.validation)
     else:
         found = whole, None
-    for each in found:
-        if each is not None:
-            Rows(each, settings.data.context)
+    for name, each in zip(("data.train", "data.validation"), found, strict=True):
+        if each is not None and len(each) < data.context:
+            share = isinstance(data.validation, float) and name == "data.validation"
+            hint = f": it is {data.validation:g} of {len(whole)}; 0.0 for none" if share else ""
+            raise ValueError(
+                f"{name} has {len(each)} tokens, not enough for one row of {data.context} (data.context){hint}"
+            )
     return found
 
 
-def build_model(model: Mapping[str, Any], words: int, tokenizer: Any) -> VarlaForCausalLM:
-    """A new model of a preset with the tokenizer's vocabulary, or the one in a folder if its vocabulary is as large."""
+def build_model(model: Mapping[str, Any], words: int, tokenizer: Any, context: int) -> VarlaForCausalLM:
+    """A new model of a preset with the tokenizer's vocabulary, or the one in a folder if its vocabulary is as large.
+
+    Its max_position_embeddings say what it was trained for: rows of `context` tokens, unless `model` says otherwise; a
+    model from a folder keeps its own where they are more.
+    """
     if "folder" in model:
         found = load_model(model["folder"])
         if found.config.vocab_size < words:
             raise ValueError(
                 f"{model['folder']} has embeddings for {found.config.vocab_size} tokens, the tokenizer has {words}"
             )
+        found.config.max_position_embeddings = max(found.config.max_position_embeddings, context)
         return found
     changes = {key: value for key, value in model.items() if key != "preset"}
     ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    return VarlaForCausalLM(preset(model["preset"], **{"vocab_size": words, **ids, **changes}))
+    ours = {"vocab_size": words, "max_position_embeddings": context, **ids}
+    return VarlaForCausalLM(preset(model["preset"], **{**ours, **changes}))
 
 
 def evaluate(model: Any, validation: Corpus, settings: LMSettings) -> dict[str, dict[str, float]]:

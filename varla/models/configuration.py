@@ -79,6 +79,7 @@ class VarlaConfig(PreTrainedConfig):  # type: ignore[misc]
     def __post_init__(self, **others: Any) -> None:
         """Check everything. `others` are settings that transformers knows, or keeps for whoever put them there."""
         self._refuse_slips(others)
+        self._check_dtype(others.get("torch_dtype"))
         if self.mechanism_options is None:
             self.mechanism_options = {}
         super().__post_init__(**others)
@@ -173,6 +174,13 @@ class VarlaConfig(PreTrainedConfig):  # type: ignore[misc]
                 check_count(name, each, least=0, none_means="none")
                 if each is not None and each >= self.vocab_size:
                     raise ValueError(f"{name} must be below vocab_size = {self.vocab_size}, got {each}")
+
+    def _check_dtype(self, before: object) -> None:
+        """Of the weights: a name, as config.json has it, or a type. `before` is what transformers 4 wrote."""
+        given = before if self.dtype is None else self.dtype
+        found = getattr(torch, given, None) if isinstance(given, str) else given
+        if given is not None and not isinstance(found, torch.dtype):
+            raise ValueError(f"dtype must be a type of PyTorch's, as 'float32' or 'bfloat16', got {given!r}")
 
     def _refuse_slips(self, others: Mapping[str, Any]) -> None:
         """Transformers keeps every name it does not know; one that is nearly ours was meant to be ours."""

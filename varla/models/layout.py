@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from varla.models.checks import check_tensor
 from varla.ops.packing import check_packing
 
 
@@ -118,6 +119,7 @@ def _check_mask(mask: Tensor, B: int, T: int, past: int) -> Tensor:
 
 def _check_positions(position_ids: Tensor, B: int, T: int) -> Tensor:
     """Where position ids are 0, [B, T]."""
+    check_tensor("position_ids", position_ids, f"integers [{B}, {T}]")
     if position_ids.dim() != 2 or position_ids.shape[0] not in (1, B) or position_ids.shape[1] != T:
         raise ValueError(f"position_ids must have shape [{B}, {T}] or [1, {T}], got {list(position_ids.shape)}")
     return (position_ids == 0).expand(B, T)

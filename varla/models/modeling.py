@@ -5,6 +5,7 @@ layers. `VarlaForCausalLM` adds the head, the loss and what `generate` needs.
 """
 
 import math
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from varla.layers import LayerState
 from varla.models.blocks import VarlaBlock, VarlaRMSNorm
 from varla.models.cache import VarlaCache, check_cache, signature
+from varla.models.checks import check_embeds, check_ids, check_kept, check_labels, check_prompt
 from varla.models.configuration import VarlaConfig
 from varla.models.layout import Layout, find_layout
 
@@ -80,8 +82,9 @@ class VarlaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
             model, info = super().from_pretrained(
                 where, *model_args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
             )
-        except SafetensorError as error:
-            raise ValueError(f"{where}: its weights cannot be read (damaged, or cut short): {error}") from error
+        except (SafetensorError, UnpicklingError) as error:
+            what = f": {error}" if isinstance(error, SafetensorError) else ""  # the other advises to run what is in it
+            raise ValueError(f"{where}: its weights cannot be read (damaged, or cut short){what}") from error
         if info["mismatched_keys"] and not reshape:
             name, theirs, ours = min(info["mismatched_keys"])
             raise ValueError(
@@ -211,23 +214,13 @@ class VarlaModel(VarlaPreTrainedModel):
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         """[B, T, hidden_size]. Token ids are looked at on the CPU; a GPU would have to stop for it, and asserts."""
         if input_ids is not None and inputs_embeds is None:
-            self._check_ids(input_ids)
+            check_ids(input_ids)
+            check_vocabulary("input_ids", input_ids, self.embed_tokens.num_embeddings)
             return self.embed_tokens(input_ids)  # type: ignore[no-any-return]
         if inputs_embeds is None or input_ids is not None:
             raise ValueError("give either input_ids or inputs_embeds")
-        width = self.config.hidden_size
-        if inputs_embeds.dim() != 3 or inputs_embeds.shape[2] != width or inputs_embeds.shape[1] == 0:
-            raise ValueError(
-                f"inputs_embeds must have shape [B, T >= 1, hidden_size = {width}], got {list(inputs_embeds.shape)}"
-            )
+        check_embeds(inputs_embeds, self.embed_tokens.weight)
         return inputs_embeds
-
-    def _check_ids(self, input_ids: Tensor) -> None:
-        if input_ids.dim() != 2 or input_ids.is_floating_point() or input_ids.shape[1] == 0:
-            raise ValueError(
-                f"input_ids must be integers of shape [B, T >= 1], got {input_ids.dtype} {list(input_ids.shape)}"
-            )
-        check_vocabulary("input_ids", input_ids, self.embed_tokens.num_embeddings)
 
     def state_size(self, T: int) -> int:
         """Bytes of one sequence's state after T tokens, in float32."""
@@ -273,6 +266,7 @@ class VarlaForCausalLM(VarlaPreTrainedModel, GenerationMixin):  # type: ignore[m
         """
         if labels is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
             raise ValueError("the loss needs all logits: give labels or logits_to_keep, not both")
+        check_kept(logits_to_keep)
         if past_key_values is not None:
             check_cache(past_key_values)
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
@@ -305,10 +299,7 @@ class VarlaForCausalLM(VarlaPreTrainedModel, GenerationMixin):  # type: ignore[m
 
     def _loss(self, logits: Tensor, labels: Tensor, layout: Layout | None, count: Tensor | int | None) -> Tensor:
         """Cross entropy of logits [B, T, V] with the labels [B, T] one further on."""
-        if labels.shape != logits.shape[:2]:
-            raise ValueError(f"labels must have shape {list(logits.shape[:2])}, got {list(labels.shape)}")
-        if labels.is_floating_point() or labels.dtype == torch.bool:
-            raise ValueError(f"labels must be integers, got {labels.dtype}")
+        check_labels(labels, *logits.shape[:2])
         wanted = pad(labels[:, 1:].long(), (0, 1), value=IGNORED)  # a small type may not hold it
         if layout is not None:
             wanted = wanted.masked_fill(~layout.predicts(labels.device), IGNORED)
@@ -322,18 +313,19 @@ class VarlaForCausalLM(VarlaPreTrainedModel, GenerationMixin):  # type: ignore[m
         )
 
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, but an empty prompt is an error that says so."""
+        """As in transformers, but a prompt that cannot be gone on from is an error that says why."""
         prompt = kwargs.get("input_ids") if inputs is None else inputs
-        if isinstance(prompt, Tensor) and prompt.dim() == 2 and prompt.shape[1] == 0 and "inputs_embeds" not in kwargs:
+        embeds, mask = kwargs.get("inputs_embeds"), kwargs.get("attention_mask")
+        if embeds is not None:
+            check_embeds(embeds, self.model.embed_tokens.weight)
+            check_prompt(embeds, mask)
+        elif isinstance(prompt, Tensor) and prompt.dim() == 2 and prompt.shape[1] == 0:
             raise ValueError(
                 "the prompt is empty: it must hold at least one token a row, the beginning-of-text if none"
             )
-        mask = kwargs.get("attention_mask")
-        if isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape[1] and not bool((mask[:, -1] != 0).all()):
-            raise ValueError(
-                "attention_mask ends with padding, and what is generated would follow it: pad prompts on the left "
-                '(tokenizer.padding_side = "left")'
-            )
+        elif prompt is not None:
+            check_ids(prompt)
+            check_prompt(prompt, mask)
         return super().generate(inputs, *args, **kwargs)
 
     def prepare_inputs_for_generation(

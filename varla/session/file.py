@@ -69,6 +69,8 @@ def check_target(path: str | os.PathLike[str]) -> None:
     target = Path(path)
     if not target.parent.is_dir():
         raise ValueError(f"{target} cannot be written: {target.parent} is not a folder")
+    if not os.access(target.parent, os.W_OK):
+        raise ValueError(f"{target} cannot be written: {target.parent} does not allow it")
     if target.is_dir():
         raise ValueError(f"{target} is a folder: a session is saved to a file")
     if not target.exists():

@@ -38,10 +38,7 @@ class Session:
     def __init__(self, model: "VarlaForCausalLM", tokenizer: Any = None):
         """An empty session. The tokenizer, transformers', is needed for text alone."""
         _check_model(model)
-        if tokenizer is not None and len(tokenizer) > (known := model.get_input_embeddings().num_embeddings):
-            raise ValueError(
-                f"the tokenizer has {len(tokenizer)} tokens, the model embeddings for {known}: is it another model's?"
-            )
+        _check_tokenizer(tokenizer, model.get_input_embeddings().num_embeddings)
         self.model, self.tokenizer = model, tokenizer
         self.reset()
 
@@ -79,6 +76,8 @@ class Session:
     def feed_text(self, texts: Iterable[str]) -> "Session":
         """Read the strings as one text, as long as they come: that of a file which is too large for one string."""
         tokenizer = self._need_tokenizer("text can be fed")
+        if not isinstance(texts, Iterable):
+            raise TypeError(f"texts must be strings, one after the other, got {type(texts).__name__}")
         for ids in encode(texts, tokenizer):
             self._read(self._check(torch.tensor(ids, dtype=torch.int64)))
         return self
@@ -216,16 +215,22 @@ class Session:
 
     def _stops(self, stop: Stop) -> tuple[set[int], list[str]]:
         """(tokens, texts) that end a generation."""
+        whose = "" if stop is not None else ", its end-of-text token"
         if stop is None:
             found = self.model.generation_config.eos_token_id
             stop = self.model.config.eos_token_id if found is None else found
-        given = [stop] if isinstance(stop, (int, str)) else list(stop or ())
+        given: list[Any] = [] if stop is None else [stop]
+        if isinstance(stop, Iterable) and not isinstance(stop, str):
+            given = list(stop)
+        known = self.model.get_input_embeddings().num_embeddings
         tokens, strings = set(), []
         for each in given:
             if isinstance(each, str) and each:
                 strings.append(each)
             elif isinstance(each, int) and not isinstance(each, bool):
-                tokens.add(int(self._check(torch.tensor([each]))))
+                if not 0 <= each < known:
+                    raise ValueError(f"stop must be from 0 to {known - 1} (the model's vocabulary), got {each}{whose}")
+                tokens.add(each)
             else:
                 raise TypeError(f"stop must be token ids or text that is not empty, got {each!r}")
         return tokens, strings
@@ -272,7 +277,20 @@ def _check_model(model: object) -> None:
     from varla.models import VarlaForCausalLM
 
     if not isinstance(model, VarlaForCausalLM):
-        raise TypeError(f"model must be a varla.models.VarlaForCausalLM, got {type(model).__name__}")
+        path = isinstance(model, (str, os.PathLike))
+        hint = "; VarlaForCausalLM.from_pretrained(FOLDER) loads one" if path else ""
+        raise TypeError(f"model must be a varla.models.VarlaForCausalLM, got {type(model).__name__}{hint}")
+
+
+def _check_tokenizer(tokenizer: Any, known: int) -> None:
+    if tokenizer is None:
+        return
+    if not (callable(tokenizer) and hasattr(tokenizer, "decode") and hasattr(tokenizer, "__len__")):
+        raise TypeError(f"tokenizer must be a tokenizer of transformers', or None, got {type(tokenizer).__name__}")
+    if len(tokenizer) > known:
+        raise ValueError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model embeddings for {known}: is it another model's?"
+        )
 
 
 def _tensor(tokens: Any) -> Tensor:

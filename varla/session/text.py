@@ -38,6 +38,8 @@ def pieces(texts: Iterable[str], size: int) -> Iterator[str]:
     """
     held = ""
     for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"texts must be strings, one after the other, got {type(text).__name__} among them")
         held += text
         begin = 0
         while len(held) - begin > size:

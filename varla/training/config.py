@@ -171,7 +171,7 @@ def _typed(path: str, value: Any, hint: Any) -> Any:
         return float(value)
     elif any(isinstance(value, kind) for kind in allowed):
         return value
-    if Mapping in allowed:
+    if allowed == (Mapping,):
         raise TypeError(f"{path} must hold keys and values, got {value!r}")
-    names = " or ".join(getattr(kind, "__name__", str(kind)) for kind in allowed)
+    names = " or ".join("keys and values" if kind is Mapping else kind.__name__ for kind in allowed)
     raise TypeError(f"{path} must be {names}, got {value!r}")

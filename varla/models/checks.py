@@ -1,0 +1,78 @@
+"""What a model is called with, looked at before anything is computed: each error names the argument and what came."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from varla.ops.arguments import check_count
+
+
+def check_tensor(name: str, value: object, what: str) -> None:
+    """Raise a TypeError unless this is a tensor; `what` says of which values and shape."""
+    if isinstance(value, Tensor):
+        return
+    hint = "; give what it holds by name: model(**inputs)" if isinstance(value, Mapping) else ""
+    raise TypeError(f"{name} must be a tensor of {what}, got {type(value).__name__}{hint}")
+
+
+def check_ids(input_ids: Tensor) -> None:
+    """Raise unless these are token ids, [B, T]."""
+    check_tensor("input_ids", input_ids, "integers [B, T]")
+    right = input_ids.dtype in (torch.int32, torch.int64)
+    if not right or input_ids.dim() != 2 or input_ids.shape[1] == 0:
+        hint = "; input_ids[None] is a batch of one" if right and input_ids.dim() == 1 else ""
+        raise ValueError(
+            "input_ids must be integers (int32 or int64) of shape [B, T >= 1], got "
+            f"{input_ids.dtype} {list(input_ids.shape)}{hint}"
+        )
+
+
+def check_embeds(inputs_embeds: Tensor, weight: Tensor) -> None:
+    """Raise unless these are embeddings [B, T, hidden_size] for a model whose own are weight [V, hidden_size]."""
+    width = weight.shape[1]
+    check_tensor("inputs_embeds", inputs_embeds, f"floats [B, T, hidden_size = {width}]")
+    if inputs_embeds.dim() != 3 or inputs_embeds.shape[2] != width or inputs_embeds.shape[1] == 0:
+        raise ValueError(
+            f"inputs_embeds must have shape [B, T >= 1, hidden_size = {width}], got {list(inputs_embeds.shape)}"
+        )
+    wider = torch.promote_types(inputs_embeds.dtype, weight.dtype) != weight.dtype
+    if not inputs_embeds.is_floating_point() or (wider and not torch.is_autocast_enabled(weight.device.type)):
+        raise ValueError(f"inputs_embeds must be {weight.dtype}, as the weights are, got {inputs_embeds.dtype}")
+
+
+def check_labels(labels: Tensor, B: int, T: int) -> None:
+    """Raise unless these are integers [B, T]."""
+    check_tensor("labels", labels, f"integers [{B}, {T}]")
+    if labels.shape != (B, T):
+        raise ValueError(f"labels must have shape [{B}, {T}], got {list(labels.shape)}")
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise ValueError(f"labels must be integers, got {labels.dtype}")
+
+
+def check_kept(logits_to_keep: object) -> None:
+    """Raise unless this says of which positions there are to be logits: so many of the last, or integers [N]."""
+    if not isinstance(logits_to_keep, Tensor):
+        check_count("logits_to_keep", logits_to_keep, least=0, none_means="all")
+    elif logits_to_keep.dim() != 1 or logits_to_keep.dtype not in (torch.int32, torch.int64, torch.bool):
+        raise ValueError(
+            "logits_to_keep must be a number, or integers (int32 or int64) of shape [N], got "
+            f"{logits_to_keep.dtype} {list(logits_to_keep.shape)}"
+        )
+
+
+def check_prompt(prompt: Tensor, mask: Tensor | None) -> None:
+    """Raise unless `generate` can go on from token ids [B, T] or embeddings [B, T, *], of which mask [B, >= T] is."""
+    rows, length = prompt.shape[:2]
+    if rows == 0:
+        raise ValueError(f"the prompt must have at least one row, got shape {list(prompt.shape)}")
+    if mask is None:
+        return
+    check_tensor("attention_mask", mask, "shape [B, T], 1 for tokens and 0 for padding")
+    if mask.dim() != 2 or mask.shape[0] != rows or mask.shape[1] < length:
+        raise ValueError(f"attention_mask must have shape [{rows}, {length}], as the prompt, got {list(mask.shape)}")
+    if not bool((mask[:, -1] != 0).all()):
+        raise ValueError(
+            "attention_mask ends with padding, and what is generated would follow it: pad prompts on the left "
+            '(tokenizer.padding_side = "left")'
+        )
