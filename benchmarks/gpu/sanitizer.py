@@ -18,8 +18,8 @@ DIRECTLY = (  # kernels that no pipeline launches
 # Small shapes that between them launch everything: few heads and many, one span and several, and single tokens.
 CALLS = """
 import json, torch, varla
-from varla.ops.convolution import short_convolution
 from varla.ops.settings import VLASettings
+from varla.ops.triton.convolution import convolve
 from varla.ops.triton.s_part import SPart
 from varla.ops.triton.sequential import vla_sequential
 
@@ -57,7 +57,7 @@ other(varla.decayed_delta_rule, T, 48, 96, -gate)
 for bounds in (None, torch.tensor([0, 1, 1, 40])):
     x = [torch.randn(*shape, device="cuda", requires_grad=True) for shape in ((1, 40, 70), (70, 4), (70,), (3, 3, 70))]
     x[3] = x[3] if bounds is not None else x[3][:1]
-    short_convolution(*x, bounds).sum().backward()
+    convolve(*x, bounds).sum().backward()
 torch.cuda.synchronize()
 print(json.dumps(sorted(names)))
 """
