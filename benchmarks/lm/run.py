@@ -1,7 +1,7 @@
 """One run: a model, trained and scored.
 
-By a loop of its own, not Hugging Face's Trainer: the text lies on the GPU and a step is one CUDA graph, so that the
-linear mechanisms, whose chunk form launches thousands of kernels a step, do not wait for the host.
+By a loop of its own, not Hugging Face's Trainer: the text lies on the GPU and a step is one CUDA graph, so that no
+mechanism waits for the host, whatever number of kernels it launches.
 """
 
 import gc

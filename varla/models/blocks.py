@@ -2,7 +2,7 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
+from torch.nn.functional import rms_norm, silu
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from varla.layers import LayerState, build
@@ -19,9 +19,9 @@ class VarlaRMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """[*, size] to [*, size] in the same type."""
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+        """[*, size] to [*, size] in the same type, or the weight's if that is wider."""
+        x = x.to(torch.promote_types(x.dtype, self.weight.dtype))
+        return rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
 
 class VarlaMLP(nn.Module):

@@ -47,21 +47,21 @@ def triton_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes")
 
 
-def no_kernels(like: Tensor) -> str | None:
+def no_kernels(like: Tensor, instead: str = "another form") -> str | None:
     """Why no kernel can take a tensor like this one here, whatever its shape; None if they can."""
     missing: str | None = _no_triton()
     if missing is not None:
         return missing
     if not like.is_cuda and not triton_interpreted():
         return f"the inputs are on {like.device}, and the kernels run on CUDA GPUs"
-    return "the kernels compute in float32, and the inputs are float64" if like.dtype == torch.float64 else None
+    return f"the kernels compute in float32; use {instead} for float64 inputs" if like.dtype == torch.float64 else None
 
 
 def cannot_launch(sizes: Mapping[str, int], like: Tensor, instead: str) -> str | None:
     """Why the kernels cannot take inputs like this one here, and which backend to use `instead`; None if they can."""
-    missing = no_kernels(like)
+    missing = no_kernels(like, f"backend={instead!r}")
     if missing is not None:
-        return f"{missing}; use backend={instead!r}" if like.dtype == torch.float64 else missing
+        return missing
     for name, most in (("D", 128), ("Dv", 256)):
         if not 1 <= sizes[name] <= most:
             return f"the kernels take {name} from 1 to {most}, got {sizes[name]}; use backend={instead!r}"
