@@ -1,6 +1,5 @@
 """No kernel reads or writes outside its tensors, at odd sizes and in every type of buffer."""
 
-import importlib
 from typing import Any
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 
 import varla
 from tests.ops.triton.cases import settings, state_on
+from tests.ops.triton.mechanisms import go_token_by_token
 
 pytest.importorskip("triton")
 
@@ -90,8 +90,7 @@ def test_packed() -> None:
 def test_others_in_chunks(buffer: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     exact = Precision(buffer, "tf32x3", "tf32x3", "tf32x3")
     monkeypatch.setattr(Precision, "of", classmethod(lambda cls, dtype, interpreted: exact))
-    for name in ("linear_attention", "delta_rule"):
-        monkeypatch.setattr(importlib.import_module(f"varla.ops.{name}"), "KERNEL_TOKENS", 0)
+    go_token_by_token(monkeypatch, up_to=0)
     q, k, v, _ = inputs(2, 70, 2, 5, 40, buffer)
     gate = torch.rand(2, 70, 2).to(buffer).requires_grad_()
     assert "turn" in both(varla.delta_rule, [q, k, v, gate])

@@ -1,6 +1,5 @@
 """Linear attention and the delta rule by VLA's kernels against the plain loops in float64: on a GPU or interpreted."""
 
-import importlib
 from typing import Any
 
 import pytest
@@ -9,7 +8,16 @@ import torch
 import varla
 from tests.ops.cases import randn
 from tests.ops.triton.cases import DEVICE, gpu, relative
-from tests.ops.triton.mechanisms import KINDS, B, H, assert_agrees, assert_every_element_is_written, make, outcome
+from tests.ops.triton.mechanisms import (
+    KINDS,
+    B,
+    H,
+    assert_agrees,
+    assert_every_element_is_written,
+    go_token_by_token,
+    make,
+    outcome,
+)
 from varla.ops.triton.plan import CHUNK
 
 pytest.importorskip("triton")
@@ -20,8 +28,7 @@ CHUNKED = ("linear", "delta")
 @pytest.fixture(autouse=True)
 def _in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """However short the sequences."""
-    for module in ("linear_attention", "delta_rule"):
-        monkeypatch.setattr(importlib.import_module(f"varla.ops.{module}"), "KERNEL_TOKENS", 0)
+    go_token_by_token(monkeypatch, up_to=0)
 
 
 def test_this_is_about_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

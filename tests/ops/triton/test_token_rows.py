@@ -8,12 +8,27 @@ import torch
 import varla
 from tests.ops.cases import randn
 from tests.ops.triton.cases import DEVICE, gpu, relative
-from tests.ops.triton.mechanisms import KINDS, B, H, assert_agrees, assert_every_element_is_written, make, outcome
+from tests.ops.triton.mechanisms import (
+    KINDS,
+    B,
+    H,
+    assert_agrees,
+    assert_every_element_is_written,
+    go_token_by_token,
+    make,
+    outcome,
+)
 
 pytest.importorskip("triton")
 
 from varla.ops.triton import token_rows
 from varla.ops.triton.token_rows import EVERY
+
+
+@pytest.fixture(autouse=True)
+def _token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the sequences."""
+    go_token_by_token(monkeypatch, up_to=10**9)
 
 
 @pytest.mark.parametrize("kind", KINDS)
