@@ -16,7 +16,15 @@ from varla.ops.convolution import plain, sequence_of
 from varla.ops.operator import operator
 from varla.ops.triton.plan import on_device, parts
 
-TOKENS, CHANNELS = 16, 128  # of a program
+TOKENS, CHANNELS, WARPS = 64, 32, 8  # of a program: eight numbers to a thread leave room for others beside it
+
+
+@triton.jit
+def tile_of(C, BT: tl.constexpr, BC: tl.constexpr):
+    """(number of the tile of tokens, its tokens [BT], its channels [BC]) of a program; channels run fastest."""
+    blocks = tl.cdiv(C, BC)
+    tile = tl.program_id(0) // blocks
+    return tile, tile * BT + tl.arange(0, BT), tl.program_id(0) % blocks * BC + tl.arange(0, BC)
 
 
 @triton.jit
@@ -75,8 +83,7 @@ def convolve_forward(
     W: tl.constexpr, BIAS: tl.constexpr, PACKED: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """y [tokens, C]."""
-    token = tl.program_id(0) * BT + tl.arange(0, BT)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    _, token, c = tile_of(C, BT, BC)
     row, position, left = places_of(token, tokens, T, places, PACKED)
     total = sum_at(x, weight, bias, before, token, row, position, left, 0, c, C, W, BIAS)
     where = y + token.to(tl.int64)[:, None] * C + c[None, :]
@@ -88,11 +95,10 @@ def convolve_backward(
     x, weight, bias, before, places, dy, dx, shares, tokens, T, C,
     W: tl.constexpr, BIAS: tl.constexpr, PACKED: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """dx [tokens, C], and shares [programs, W + 1, C] of the gradients of filters and bias."""
-    token = tl.program_id(0) * BT + tl.arange(0, BT)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    """dx [tokens, C], and shares [tiles, W + 1, C] of the gradients of filters and bias."""
+    tile, token, c = tile_of(C, BT, BC)
     row, position, left = places_of(token, tokens, T, places, PACKED)
-    share = shares + tl.program_id(0) * (W + 1) * C + c
+    share = shares + tile.to(tl.int64) * (W + 1) * C + c
     slope = slope_at(x, weight, bias, before, dy, token, row, position, left, 0, c, C, W, BIAS)
     tl.store(share + W * C, tl.sum(slope, 0), c < C)
     for j in tl.static_range(W):
@@ -113,8 +119,7 @@ def convolve_before_backward(
     W: tl.constexpr, BIAS: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """dbefore [rows, W - 1, C]: what came before has a part in the first W - 1 tokens. bounds [rows + 1]."""
-    row = tl.program_id(0) * BT + tl.arange(0, BT)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    _, row, c = tile_of(C, BT, BC)
     inside = row < rows
     token = tl.load(bounds + row, inside, 0)
     left = tl.load(bounds + row + 1, inside, 0) - token
@@ -148,11 +153,12 @@ def _places(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
 def _arguments(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor) -> tuple[list[Tensor], dict[str, int]]:
     """(x, weight, bias, before), contiguous, the third something that is not read if there is none; and constants."""
     tensors = [y.contiguous() for y in (x, weight, weight if bias is None else bias, before)]
-    return tensors, {"W": weight.shape[1], "BIAS": bias is not None, "BT": TOKENS, "BC": CHANNELS}
+    constants = {"W": weight.shape[1], "BIAS": bias is not None, "BT": TOKENS, "BC": CHANNELS, "num_warps": WARPS}
+    return tensors, constants
 
 
-def _grid(count: int, C: int) -> tuple[int, int]:
-    return parts(count, TOKENS), parts(C, CHANNELS)
+def _grid(count: int, C: int) -> tuple[int]:
+    return (parts(count, TOKENS) * parts(C, CHANNELS),)
 
 
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor, cu_seqlens: Tensor | None) -> Tensor:
@@ -164,7 +170,7 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor, cu
     tensors, constants = _arguments(x, weight, bias, before)
     with on_device(x):
         convolve_forward[_grid(B * T, C)](
-            *tensors, _places(x, cu_seqlens), y, B * T, T, C, PACKED=cu_seqlens is not None, **constants, num_warps=4
+            *tensors, _places(x, cu_seqlens), y, B * T, T, C, PACKED=cu_seqlens is not None, **constants
         )
     return y
 
@@ -183,17 +189,16 @@ def _convolve_backward(
     (B, T, C), W = x.shape, weight.shape[1]
     tensors, constants = _arguments(x, weight, bias, before)
     dx, dbefore = (torch.empty_like(y, memory_format=torch.contiguous_format) for y in (x, before))
-    grid = _grid(B * T, C)
-    shares = x.new_empty(grid[0], W + 1, C, dtype=torch.float32)
+    shares = x.new_empty(parts(B * T, TOKENS), W + 1, C, dtype=torch.float32)
     dy = dy.contiguous()
     with on_device(x):
-        convolve_backward[grid](
+        convolve_backward[_grid(B * T, C)](
             *tensors, _places(x, cu_seqlens), dy, dx, shares, B * T, T, C,
-            PACKED=cu_seqlens is not None, **constants, num_warps=4,
+            PACKED=cu_seqlens is not None, **constants,
         )  # fmt: skip
         if dbefore.numel():
             convolve_before_backward[_grid(len(before), C)](
-                *tensors, _bounds(x, cu_seqlens), dy, dbefore, len(before), C, **constants, num_warps=4
+                *tensors, _bounds(x, cu_seqlens), dy, dbefore, len(before), C, **constants
             )
     total = shares.sum(0)
     dbias = none if bias is None else total[W].to(bias.dtype)
