@@ -118,7 +118,7 @@ def test_low_precision_inputs(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["linear", "delta", "channel"])
 def test_every_element_is_written(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs, state = make(kind, EVERY + 3, 5, 33)
+    inputs, state = make(kind, EVERY + 3, 5, 33, batch=1, sequences=1)
     assert_every_element_is_written(kind, inputs, state, monkeypatch)
 
 
