@@ -16,11 +16,7 @@ import torch
 from benchmarks.measure import RESULTS, table, write
 
 PAPER = {"preset": "paper", "task": {"name": "mqar", "n": 24}, "train": {"steps": 3000}}
-TUNED = {
-    "preset": "tuned",
-    "task": {"name": "mqar-disjoint", "n": 24},
-    "train": {"steps": 2000, "lr": 1e-3},
-}
+TUNED = {"preset": "tuned", "task": {"name": "mqar-disjoint", "n": 24}, "train": {"steps": 2000, "lr": 1e-3}}
 # name: (settings, lowest and highest accuracy to expect)
 RUNS: dict[str, tuple[dict[str, Any], float, float]] = {
     "paper, vla": ({**PAPER, "mechanism": "vla"}, 0.99, 1.0),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from varla.layers import LayerState, build
 from varla.ops.arguments import check_choice, check_count
-from varla.ops.packing import check_packing
+from varla.ops.packing import check_packing, sequence_of
 
 POSITIONS = ("learned", "none")
 INITIALISATIONS = ("normal", "default", "tied")
@@ -131,7 +131,7 @@ class Backbone(nn.Module):
             position, after = seen[:, None] + index, seen + T
         else:
             cu_seqlens = cu_seqlens.to(tokens.device, torch.int64)
-            sequence = torch.searchsorted(cu_seqlens[1:], index, right=True)
+            sequence = sequence_of(cu_seqlens, T)
             position, after = (seen[sequence] + index - cu_seqlens[sequence])[None], seen + cu_seqlens.diff()
         x = self.embedding(tokens)
         if self.positions is not None:

@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from varla.ops.backends import no_kernels
+from varla.ops.packing import sequence_of
 
 
 def short_convolution(
@@ -42,11 +43,6 @@ def plain(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor, cu_seq
 def _convolved(extended: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """[B, W - 1 + T, C] to [B, T, C]."""
     return F.silu(F.conv1d(extended.mT, weight[:, None], bias, groups=weight.shape[0])).mT
-
-
-def sequence_of(cu_seqlens: Tensor, T: int) -> Tensor:
-    """The sequence that each of T packed tokens belongs to, [T]; on the device of cu_seqlens [N + 1]."""
-    return torch.searchsorted(cu_seqlens[1:], torch.arange(T, device=cu_seqlens.device), right=True)
 
 
 def last_inputs(x: Tensor, before: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:

@@ -33,6 +33,20 @@ def sequence_bounds(cu_seqlens: Tensor, T: int) -> tuple[list[int], list[int]]:
     return offsets[:-1], [end - start for start, end in pairwise(offsets)]
 
 
+def token_bounds(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """Where sequences begin among the tokens of x [B, T, *], and where the last one ends, [sequences + 1], checked."""
+    B, T = x.shape[:2]
+    if cu_seqlens is None:
+        return torch.arange(B + 1, device=x.device) * T
+    sequence_bounds(cu_seqlens, T)  # else a kernel would read what is not there
+    return cu_seqlens.to(x.device, torch.int64)
+
+
+def sequence_of(cu_seqlens: Tensor, T: int) -> Tensor:
+    """The sequence that each of T packed tokens belongs to, [T]; on the device of cu_seqlens [N + 1]."""
+    return torch.searchsorted(cu_seqlens[1:], torch.arange(T, device=cu_seqlens.device), right=True)
+
+
 def pad_packed(x: Tensor, cu_seqlens: Tensor) -> Tensor:
     """Packed [1, T, *] to [N, longest, *], zeros after the end of a sequence."""
     _, lengths = sequence_bounds(cu_seqlens, x.shape[1])

@@ -102,6 +102,20 @@ def test_nothing_to_convolve() -> None:
     assert not any(found[f"d {name}"].any() for name in NAMES)
 
 
+def test_a_state_that_wants_no_gradient_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("varla.ops.triton.convolution.convolve_before_backward")
+    x, weight, bias, before = (y.float().to(DEVICE).requires_grad_() for y in make(2, 9, 5, 4).values())
+    convolve(x, weight, bias, before.detach(), None).sum().backward()
+    assert x.grad is not None
+    assert x.grad.any()
+
+
+def test_offsets_that_are_wrong_are_refused() -> None:
+    x, weight, bias, before = (y.float().to(DEVICE) for y in make(1, 9, 5, 4, rows=2).values())
+    with pytest.raises(ValueError, match="cu_seqlens must end with the number of packed tokens T = 9, got 8"):
+        convolve(x, weight, bias, before, torch.tensor([0, 3, 8]))
+
+
 def test_inputs_in_any_memory_order() -> None:
     given = make(2, 9, 5, 4)
     turned = {name: None if x is None else x.mT.contiguous().mT if x.dim() > 1 else x for name, x in given.items()}

@@ -12,8 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from varla.ops.chunk.op import refuse_double_backward
-from varla.ops.convolution import plain, sequence_of
+from varla.ops.convolution import plain
 from varla.ops.operator import operator
+from varla.ops.packing import sequence_of, token_bounds
 from varla.ops.triton.plan import on_device, parts
 
 TOKENS, CHANNELS, WARPS = 64, 32, 8  # of a program: eight numbers to a thread leave room for others beside it
@@ -134,18 +135,11 @@ def convolve_before_backward(
         tl.store(where, total.to(dbefore.dtype.element_ty), inside[:, None] & (c < C)[None, :])
 
 
-def _bounds(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """Where sequences begin among the tokens of x [B, T, C], and end."""
-    if cu_seqlens is not None:
-        return cu_seqlens.to(x.device, torch.int64)
-    return torch.arange(x.shape[0] + 1, device=x.device) * x.shape[1]
-
-
 def _places(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     """[T, 3]: sequence, position and tokens from there on, of packed tokens; else something that is not read."""
     if cu_seqlens is None:
         return x
-    T, bounds = x.shape[1], _bounds(x, cu_seqlens)
+    T, bounds = x.shape[1], token_bounds(x, cu_seqlens)
     sequence, token = sequence_of(bounds, T), torch.arange(T, device=x.device)
     return torch.stack((sequence, token - bounds[sequence], bounds[sequence + 1] - token), 1)
 
@@ -180,15 +174,23 @@ def _convolve_fake(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tenso
 
 
 def _convolve_backward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor, cu_seqlens: Tensor | None, dy: Tensor
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    before: Tensor,
+    cu_seqlens: Tensor | None,
+    dy: Tensor,
+    to_before: bool,
 ) -> list[Tensor]:
-    """Gradients of x, weight, bias (no elements if there is none) and before."""
+    """Gradients of x, weight, bias (no elements if there is none) and before (none unless `to_before`)."""
     none = weight.new_empty(0)
     if x.numel() == 0:
-        return [torch.zeros_like(y) if y is not None else none for y in (x, weight, bias, before)]
+        given = (x, weight, bias, before if to_before else None)
+        return [torch.zeros_like(y) if y is not None else none for y in given]
     (B, T, C), W = x.shape, weight.shape[1]
     tensors, constants = _arguments(x, weight, bias, before)
-    dx, dbefore = (torch.empty_like(y, memory_format=torch.contiguous_format) for y in (x, before))
+    dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+    dbefore = before.new_empty(before.shape if to_before else (0,))
     shares = x.new_empty(parts(B * T, TOKENS), W + 1, C, dtype=torch.float32)
     dy = dy.contiguous()
     with on_device(x):
@@ -198,7 +200,7 @@ def _convolve_backward(
         )  # fmt: skip
         if dbefore.numel():
             convolve_before_backward[_grid(len(before), C)](
-                *tensors, _bounds(x, cu_seqlens), dy, dbefore, len(before), C, **constants
+                *tensors, token_bounds(x, cu_seqlens), dy, dbefore, len(before), C, **constants
             )
     total = shares.sum(0)
     dbias = none if bias is None else total[W].to(bias.dtype)
@@ -206,9 +208,16 @@ def _convolve_backward(
 
 
 def _convolve_backward_fake(
-    x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor, cu_seqlens: Tensor | None, dy: Tensor
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    before: Tensor,
+    cu_seqlens: Tensor | None,
+    dy: Tensor,
+    to_before: bool,
 ) -> list[Tensor]:
-    given = (x, weight, weight.new_empty(0) if bias is None else bias, before)
+    none = weight.new_empty(0)
+    given = (x, weight, none if bias is None else bias, before if to_before else none)
     return [torch.empty_like(y, memory_format=torch.contiguous_format) for y in given]
 
 
@@ -220,8 +229,9 @@ def _backward(ctx, dy):  # type: ignore[no-untyped-def]
     x, weight, bias, before, cu_seqlens = ctx.saved_tensors
     if torch.is_grad_enabled():  # derivatives of the gradients are wanted: the plain form has them
         return *_plain_gradients([x, weight, bias, before], cu_seqlens, dy), None
-    dx, dweight, dbias, dbefore = convolve_backward_triton(x, weight, bias, before, cu_seqlens, dy)
-    return dx, dweight, None if bias is None else dbias, dbefore, None
+    wanted = ctx.needs_input_grad[3]
+    dx, dweight, dbias, dbefore = convolve_backward_triton(x, weight, bias, before, cu_seqlens, dy, wanted)
+    return dx, dweight, None if bias is None else dbias, dbefore if wanted else None, None
 
 
 def _plain_gradients(given: list[Tensor | None], cu_seqlens: Tensor | None, dy: Tensor) -> list[Tensor | None]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from varla.ops.chunk.op import refuse_double_backward
 from varla.ops.operator import operator
-from varla.ops.packing import sequence_bounds
+from varla.ops.packing import token_bounds
 from varla.ops.triton.pieces import matrix, rows, store_matrix, store_rows
 from varla.ops.triton.plan import on_device, parts
 
@@ -138,15 +138,6 @@ def _flat(x: Tensor) -> Tensor:
     return x.flatten(0, 1).contiguous()
 
 
-def _bounds(q: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """Where sequences begin among all tokens, and where the last one ends."""
-    B, T = q.shape[:2]
-    if cu_seqlens is None:
-        return torch.arange(B + 1, device=q.device) * T
-    sequence_bounds(cu_seqlens, T)  # else a kernel would read what is not there
-    return cu_seqlens.to(q.device, torch.int64)
-
-
 def _optional(q: Tensor, gate: Tensor | None, beta: Tensor | None) -> tuple[Tensor, Tensor]:
     """Both flat; where there is none, something that is not read."""
     return (q if gate is None else _flat(gate)), (q if beta is None else _flat(beta))
@@ -180,7 +171,7 @@ def _rows_triton(
     sizes = _sizes(S.shape[3], S.shape[2])
     with on_device(S):
         rows_forward[S.shape[0] * S.shape[1], parts(S.shape[2], sizes["BV"])](
-            *(_flat(x) for x in (q, k, v)), *_optional(q, gate, beta), S.contiguous(), _bounds(q, cu_seqlens), o,
+            *(_flat(x) for x in (q, k, v)), *_optional(q, gate, beta), S.contiguous(), token_bounds(q, cu_seqlens), o,
             final, kept, S.shape[1], GATE=gate is not None, BETA=beta is not None, ERROR=error, KEEP=keep, **sizes,
         )  # fmt: skip
     return [o, final, kept]
@@ -228,7 +219,7 @@ def _rows_triton_backward(
     dstart = torch.empty_like(dfinal, memory_format=torch.contiguous_format)
     with on_device(q):
         rows_backward[N * H, blocks](
-            *(_flat(x) for x in (q, k, v)), *_optional(q, gate, beta), _bounds(q, cu_seqlens), kept, between,
+            *(_flat(x) for x in (q, k, v)), *_optional(q, gate, beta), token_bounds(q, cu_seqlens), kept, between,
             _flat(do), dfinal.contiguous(), dq, dk, dv, dgate, dbeta, dstart, H, q.shape[0] * q.shape[1],
             GATE=gate is not None, BETA=beta is not None, ERROR=error, **sizes,
         )  # fmt: skip
