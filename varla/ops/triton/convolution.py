@@ -204,7 +204,7 @@ def _convolve_backward(
             )
     total = shares.sum(0)
     dbias = none if bias is None else total[W].to(bias.dtype)
-    return [dx, total[:W].T.to(weight.dtype, memory_format=torch.contiguous_format), dbias, dbefore]
+    return [dx, total[:W].T.contiguous().to(weight.dtype), dbias, dbefore]
 
 
 def _convolve_backward_fake(
