@@ -83,7 +83,7 @@ def main(arch: int, dtype: torch.dtype, D: int, DV: int, refresh: int | None) ->
     H, T = 2, 1100  # few heads and many spans: with refresh, too, they are walked at once
     settings = VLASettings(0.1, refresh, 1e-3, 1e-4, "unit", "elu1", D**-0.5, True, True, True)
     x = Inputs(*(torch.randn(T, H, size).to(dtype) for size in (D, D, DV, D)))
-    precision = Precision.of(dtype, interpreted=False)
+    precision = Precision.of(dtype, D, interpreted=False)
     plan = make_plan((T,), span_length(T, H), torch.device("cpu"))
     pipeline = Pipeline(plan, Shape.of(H, D, DV, precision.buffer, arch // 10), precision, settings)
     A = torch.eye(D).repeat(1, H, 1, 1)

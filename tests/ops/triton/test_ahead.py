@@ -61,7 +61,7 @@ def test_no_length_and_no_batch_needs_another_kernel(
     H: int, refresh_every: int | None, dtype: torch.dtype, seen: set[tuple[Any, ...]]
 ) -> None:
     D, cpu = 64, torch.device("cpu")
-    precision = Precision.of(dtype, interpreted=False)
+    precision = Precision.of(dtype, D, interpreted=False)
     shape = Shape.of(H, D, D, precision.buffer)
     pipeline = Pipeline(make_plan((64,), 64, cpu), shape, precision, settings(D, refresh_every=refresh_every))
     ahead.rehearse_all(pipeline, dtype, cpu, backward=True, started=[])
@@ -80,7 +80,7 @@ def test_nor_do_the_delta_rule_and_linear_attention(
     H: int, error: bool, dtype: torch.dtype, seen: set[tuple[Any, ...]]
 ) -> None:
     D, cpu = 64, torch.device("cpu")
-    precision = Precision.of(dtype, interpreted=False)
+    precision = Precision.of(dtype, D, interpreted=False)
     chosen = settings(D, gain="raw", feature_map="identity", normalizer=not error, normalize_key=False)
     part = SPart(make_plan((64,), 64, cpu), Shape.of(H, D, D, precision.buffer), precision, chosen, error=error)
     ahead.rehearse_all(part, dtype, cpu, backward=True, started=[])
@@ -94,8 +94,8 @@ def test_nor_do_the_delta_rule_and_linear_attention(
 
 def test_odd_sizes_over_the_memory_of_others(seen: set[tuple[Any, ...]]) -> None:
     """In bfloat16 with Dv=128 dP lies where dS did, whatever D is."""
-    cpu, precision = torch.device("cpu"), Precision.of(torch.bfloat16, interpreted=False)
-    pipeline = Pipeline(make_plan((70,), 256, cpu), Shape.of(2, 5, 128, precision.buffer), precision, settings(5))
+    D, cpu, precision = 17, torch.device("cpu"), Precision.of(torch.bfloat16, 17, interpreted=False)
+    pipeline = Pipeline(make_plan((70,), 256, cpu), Shape.of(2, D, 128, precision.buffer), precision, settings(D))
     pipeline.rehearse(70, torch.bfloat16, cpu, backward=True)
     assert "finish" in {name for name, *_ in seen}
 

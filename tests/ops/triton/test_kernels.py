@@ -1,6 +1,7 @@
 """The kernels against the plain loop in float64: on a GPU where there is one, else in Triton's interpreter."""
 
 import importlib
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 import varla
 from tests.ops.cases import randn, vla_inputs, vla_state, with_gradients
-from tests.ops.triton.cases import DEVICE, SETTINGS, gpu, of_type, relative
+from tests.ops.triton.cases import DEVICE, SETTINGS, gpu, moved, of_type, relative
 from varla.ops.chunk import encode
 from varla.ops.settings import VLASettings
 
@@ -26,13 +27,18 @@ def assert_agrees(
     cu_seqlens: torch.Tensor | None = None,
     **options: Any,
 ) -> None:
-    """Outputs, final state and all gradients of the kernels within `tolerance` (by norm) of the loop in float64."""
+    """Outputs, final state and all gradients of the kernels within `tolerance` (by norm) of the loop in float64.
+
+    In half precision, or within twice of what it changes if every input is half a unit off: no result can be known
+    better than the inputs are.
+    """
     rounded = [x.to(dtype) for x in inputs]
     single = None if state is None else of_type(state, torch.float32)
     double = None if single is None else of_type(single, torch.float64)
     if cu_seqlens is not None:
         options["cu_seqlens"] = cu_seqlens
-    wanted = with_gradients(varla.vla, [x.double() for x in rounded], double, backend="reference", **options)
+    plain = partial(with_gradients, varla.vla, state=double, backend="reference", **options)
+    wanted = plain([x.double() for x in rounded])
     if cu_seqlens is not None:
         options["cu_seqlens"] = cu_seqlens.to(DEVICE)
     got = with_gradients(
@@ -45,7 +51,11 @@ def assert_agrees(
     errors = {name: relative(got[name], wanted[name]) for name in wanted if wanted[name].abs().max() > 0}
     assert {got[name].dtype for name in ("o", *(f"d {i}" for i in range(4)))} == {dtype}
     assert {got[name].dtype for name in ("S", "A", "z")} == {torch.float32}
-    assert not {name: value for name, value in errors.items() if not value <= tolerance}
+    over = {name: value for name, value in errors.items() if not value <= tolerance}
+    if over and dtype.itemsize == 2:
+        near = plain([moved(x) for x in rounded])
+        over = {name: value for name, value in over.items() if not value <= 2 * relative(near[name], wanted[name])}
+    assert not over
 
 
 @pytest.mark.parametrize("options", [{}, NO_REFRESH], ids=["refresh", "no refresh"])

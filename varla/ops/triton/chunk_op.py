@@ -27,7 +27,7 @@ def _part(
 ) -> SPart:
     B, T, H, D = q.shape
     lengths = (T,) * B if cu_seqlens is None else tuple(sequence_bounds(cu_seqlens, T)[1])
-    precision = Precision.of(q.dtype, triton_interpreted())
+    precision = Precision.of(q.dtype, D, triton_interpreted())
     capability = torch.cuda.get_device_capability(q.device)[0] if q.is_cuda else 9
     shape = Shape.of(H, D, v.shape[-1], precision.buffer, capability)
     plan = plan_for(lengths, H, q.device)
@@ -47,7 +47,7 @@ def _flat(x: Tensor) -> Tensor:
 def _buffers(q: Tensor, v: Tensor, sequences: int, packed: bool, error: bool) -> list[Tensor]:
     """Empty: denominators [tokens, H]; T^-1 and W [chunks, H, 64, 64]; E, S0 and z0. See configuration.Kept."""
     B, T, H, D = q.shape
-    buffer = Precision.of(q.dtype, triton_interpreted()).buffer
+    buffer = Precision.of(q.dtype, D, triton_interpreted()).buffer
     chunks = T // CHUNK + sequences if packed else B * parts(T, CHUNK)
     solved = chunks if error else 0
     return [

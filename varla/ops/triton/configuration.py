@@ -16,6 +16,11 @@ from varla.ops.triton.plan import CHUNK
 # wrong results, or an illegal memory access. ptxas 12.9 does not. tests/ops/triton/registers.py looks for it.
 EVEN = 128
 
+# Keys narrower than this have products in full precision whatever the inputs are. A chunk overwrites so small a memory
+# several times: what it leaves of the gradient of S is a small difference of products. They fill half a tile at most,
+# so it costs nothing that would be noticed.
+NARROW = 16
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -78,11 +83,12 @@ class Precision:
         return self.dot == "bf16"
 
     @classmethod
-    def of(cls, dtype: torch.dtype, interpreted: bool) -> "Precision":
-        """For inputs of the given type. Triton's interpreter knows no bfloat16 products."""
-        if dtype == torch.bfloat16 and not interpreted:
+    def of(cls, dtype: torch.dtype, D: int, interpreted: bool) -> "Precision":
+        """For inputs of the given type and keys of width D. Triton's interpreter knows no bfloat16 products."""
+        full = interpreted or D < NARROW
+        if dtype == torch.bfloat16 and not full:
             return cls(dtype, "bf16", "bf16x3", "bf16x3")
-        if dtype == torch.float16 and not interpreted:
+        if dtype == torch.float16 and not full:
             return cls(torch.float32, "tf32", "tf32x3", "tf32x3")
         return cls(torch.float32, "tf32x3", "tf32x3", "tf32x3")
 

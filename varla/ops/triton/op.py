@@ -24,7 +24,7 @@ def _pipeline(inputs: Sequence[Tensor], cu_seqlens: Tensor | None, text: str, ba
     assert isinstance(settings, VLASettings)
     s = settings  # whose numbers may be integers: those would be other kernels
     settings = replace(s, eps=float(s.eps), penalty_scale=float(s.penalty_scale), refresh=float(s.refresh))
-    precision = Precision.of(inputs[0].dtype, triton_interpreted())
+    precision = Precision.of(inputs[0].dtype, D, triton_interpreted())
     capability = torch.cuda.get_device_capability(inputs[0].device)[0] if inputs[0].is_cuda else 9
     shape = Shape.of(H, D, inputs[2].shape[-1], precision.buffer, capability)
     pipeline = Pipeline(plan_for(lengths, H, inputs[0].device), shape, precision, settings)
@@ -41,8 +41,8 @@ def _flat(inputs: Sequence[Tensor]) -> Inputs:
 def _kept(inputs: Sequence[Tensor], sequences: int, packed: bool) -> Kept:
     """Empty buffers for what the forward keeps, their sizes from shapes alone."""
     q = inputs[0]
-    B, T, H, _ = q.shape
-    buffer = Precision.of(q.dtype, triton_interpreted()).buffer
+    B, T, H, D = q.shape
+    buffer = Precision.of(q.dtype, D, triton_interpreted()).buffer
     chunks = T // CHUNK + sequences if packed else B * parts(T, CHUNK)
     spans = spans_needed(sequences, B * T, span_length(B * T, H), packed)
     return Kept.empty(q.flatten(0, 1), inputs[2].shape[-1], chunks, spans, buffer)
