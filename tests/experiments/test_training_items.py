@@ -154,7 +154,33 @@ def test_a_hair_below_is_not_below(monkeypatch):
             (fair.finals(tuned, "deltanet", "mqar", n, 32), theirs),
         ]
     results = Results({**tuned.records, **trained(*groups).records})
-    assert verdict(fair.ITEM, "P18-vla-deltanet", results) == "reproduced"
+    assert verdict(fair.ITEM, "P18-vla-deltanet", results) == "reproduced with conditions"  # two points: no interval
+
+
+@pytest.mark.parametrize(
+    ("gaps", "expected"),
+    [
+        ([[0.4, 0.4, 0.4], [0.3, 0.3, 0.3], [0.35, 0.35, 0.35]], "reproduced"),
+        ([[0.4, 0.4, 0.4], [-0.4, 0.0, -0.1], [0.1, -0.3, -0.2]], "reproduced with conditions"),  # clear at one alone
+        ([[0.4, 0.1, 0.4], [-0.4, 0.0, -0.4], [0.1, -0.3, 0.0]], "not reproduced"),  # above here, below there
+    ],
+)
+def test_above_on_average_or_clearly_at_a_point(gaps, expected, monkeypatch):
+    compare_at(monkeypatch, 16, 32, 64)
+    tuned = trained(*(chosen(name, [0.1, 0.7, 0.9, 0.0]) for name in ("vla", "deltanet")))
+    groups = []
+    for n, by_seed in zip((16, 32, 64), gaps, strict=True):
+        groups += [
+            (fair.finals(tuned, "vla", "mqar", n, 32), [0.5 + gap for gap in by_seed]),
+            (fair.finals(tuned, "deltanet", "mqar", n, 32), [0.45, 0.5, 0.55]),
+        ]
+    results = Results({**tuned.records, **trained(*groups).records})
+    assert verdict(fair.ITEM, "P18-vla-deltanet", results) == expected
+
+
+def test_an_interval_of_accuracies_is_one_of_accuracies():
+    assert fair.within((-0.2, 0.5)) == (0.0, 0.5)
+    assert fair.within((0.8, 1.4)) == (0.8, 1.0)
 
 
 def test_the_precision_is_checked_at_a_few_points():
