@@ -1,9 +1,13 @@
 """What the tests of kernels share: where they run, settings, states, how results are compared."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 import varla
 from tests.ops.cases import randn, vla_state
@@ -63,3 +67,32 @@ def assert_near(
     errors = {name: relative(*pair) for name, pair in pairs.items()}
     assert not {name: error for name, error in errors.items() if not error <= tolerance}
     assert got[1].t.tolist() == wanted[1].t.tolist()
+
+
+class FakesAgree(TorchDispatchMode):
+    """Within it, every operator of varla, those of backwards included, is held to what its fake says: torch.compile
+    plans memory by that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func.namespace == "varla":
+            self.seen.add(func.__name__.split(".")[0])
+            with FakeTensorMode() as mode:
+                given, named = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs or {}))
+                expected = func(*given, **named)
+            for real, fake in zip(tree_leaves(found), tree_leaves(expected), strict=True):
+                assert (real.shape, real.dtype) == (fake.shape, fake.dtype), func
+                assert real.numel() == 0 or real.stride() == fake.stride(), func
+        return found
+
+
+def assert_fakes_agree(call: Callable[..., Any], leaves: Sequence[torch.Tensor], *operators: str) -> None:
+    """Call and backward, in which these operators run."""
+    with FakesAgree() as mode:
+        results = [x for x in tree_leaves(call()) if x.requires_grad]
+        torch.autograd.grad([x.sum() for x in results], list(leaves), allow_unused=True)
+    assert mode.seen == set(operators)

@@ -1,5 +1,6 @@
 """Linear attention and the delta rule by VLA's kernels against the plain loops in float64: on a GPU or interpreted."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 import varla
 from tests.ops.cases import randn
-from tests.ops.triton.cases import DEVICE, gpu, relative
+from tests.ops.triton.cases import DEVICE, assert_fakes_agree, gpu, relative
 from tests.ops.triton.mechanisms import (
     KINDS,
     B,
@@ -118,6 +119,8 @@ def test_as_an_operator(error: bool) -> None:
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     found = torch.library.opcheck(torch.ops.varla.chunks_triton.default, arguments, test_utils=checks)
     assert set(found.values()) == {"SUCCESS"}
+    call = partial(torch.ops.varla.chunks_triton, *arguments)
+    assert_fakes_agree(call, [q, k, v, a, S, z], "chunks_triton", "chunks_triton_backward")
 
 
 def test_double_backward_is_refused() -> None:

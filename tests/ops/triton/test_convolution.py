@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.ops.cases import randn
-from tests.ops.triton.cases import DEVICE, gpu, relative
+from tests.ops.triton.cases import DEVICE, assert_fakes_agree, gpu, relative
 from varla.ops.convolution import last_inputs, plain, short_convolution
 
 pytest.importorskip("triton")
@@ -142,6 +142,8 @@ def test_the_operator_is_registered_right(packed: bool, bias: bool) -> None:
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     found = torch.library.opcheck(torch.ops.varla.convolve.default, (*leaves, cu_seqlens), test_utils=checks)
     assert set(found.values()) == {"SUCCESS"}
+    there = [x for x in leaves if x is not None]
+    assert_fakes_agree(lambda: convolve(*leaves, cu_seqlens), there, "convolve", "convolve_backward")
 
 
 @pytest.mark.parametrize("arch", [80, 90])

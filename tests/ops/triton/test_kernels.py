@@ -9,7 +9,7 @@ import torch
 
 import varla
 from tests.ops.cases import randn, vla_inputs, vla_state, with_gradients
-from tests.ops.triton.cases import DEVICE, SETTINGS, gpu, moved, of_type, relative
+from tests.ops.triton.cases import DEVICE, SETTINGS, assert_fakes_agree, gpu, moved, of_type, relative
 from varla.ops.chunk import encode
 from varla.ops.settings import VLASettings
 
@@ -189,6 +189,8 @@ def test_the_operator_is_registered_right(packed: bool) -> None:
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     found = torch.library.opcheck(torch.ops.varla.vla_triton.default, arguments, test_utils=checks)
     assert set(found.values()) == {"SUCCESS"}
+    call = partial(torch.ops.varla.vla_triton, *arguments)
+    assert_fakes_agree(call, [*inputs, *memory], "vla_triton", "vla_triton_backward")
 
 
 @pytest.mark.parametrize("options", [{}, NO_REFRESH], ids=["refresh", "no refresh"])

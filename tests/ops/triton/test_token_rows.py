@@ -1,5 +1,6 @@
 """Linear attention and the delta rules by their kernels against the plain loops in float64: on a GPU or interpreted."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 import varla
 from tests.ops.cases import randn
-from tests.ops.triton.cases import DEVICE, gpu, relative
+from tests.ops.triton.cases import DEVICE, assert_fakes_agree, gpu, relative
 from tests.ops.triton.mechanisms import (
     KINDS,
     B,
@@ -132,6 +133,9 @@ def test_as_an_operator(kind: str) -> None:
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     found = torch.library.opcheck(torch.ops.varla.rows_triton.default, arguments, test_utils=checks)
     assert set(found.values()) == {"SUCCESS"}
+    leaves = [x for x in (q, k, v, gate, beta, S) if x is not None]
+    call = partial(torch.ops.varla.rows_triton, *arguments)
+    assert_fakes_agree(call, leaves, "rows_triton", "rows_triton_backward")
 
 
 def test_what_it_refuses() -> None:
