@@ -61,13 +61,12 @@ def test_a_step_does_not_wait_for_the_gpu():
 
 @pytest.mark.parametrize("kind", ["vla", "hybrid"])
 def test_a_compiled_step_has_the_same_gradients(kind):
-    """Weights in float32 and autocast, as people train: what the operators return must be laid out as planned."""
+    """What the operators and their backwards return is laid out as their fakes say: memory is planned by that."""
     net, ids = model(kind).cuda().train(), tokens(2, 100).cuda()
     found = []
     for each in (net, torch.compile(net)):
         net.zero_grad()
-        with torch.autocast("cuda", torch.bfloat16):
-            each(ids, labels=ids).loss.backward()
+        each(ids, labels=ids).loss.backward()
         found.append([parameter.grad.clone() for parameter in net.parameters()])
     whole = sum(x.square().sum() for x in found[0]).sqrt()
-    assert sum((x - y).square().sum() for x, y in zip(*found, strict=True)).sqrt() <= 2e-2 * whole
+    assert sum((x - y).square().sum() for x, y in zip(*found, strict=True)).sqrt() <= 1e-3 * whole
