@@ -59,10 +59,9 @@ def test_a_step_does_not_wait_for_the_gpu():
     assert error(found.cpu(), wanted.cpu()) <= 1e-3
 
 
-@pytest.mark.parametrize("kind", ["vla", "hybrid"])
-def test_a_compiled_step_has_the_same_gradients(kind):
+def test_a_compiled_step_has_the_same_gradients():
     """What the operators and their backwards return is laid out as their fakes say: memory is planned by that."""
-    net, ids = model(kind).cuda().train(), tokens(2, 100).cuda()
+    net, ids = model("vla", num_hidden_layers=1).cuda().train(), tokens(2, 100).cuda()
     found = []
     for each in (net, torch.compile(net)):
         net.zero_grad()
