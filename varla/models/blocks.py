@@ -1,5 +1,7 @@
 """What a model is made of: RMSNorm, SwiGLU, and the block of both around a mixer."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
@@ -22,6 +24,19 @@ class VarlaRMSNorm(nn.Module):
         """[*, size] to [*, size] in the same type, or the weight's if that is wider."""
         x = x.to(torch.promote_types(x.dtype, self.weight.dtype))
         return rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+
+
+class VarlaEmbedding(nn.Embedding):
+    """Vectors of tokens: `multiplier` times the weights. Those may be the output head's, too, and small for it."""
+
+    def __init__(self, count: int, size: int, multiplier: float):
+        """`count` tokens, vectors of this size."""
+        super().__init__(count, size)
+        self.multiplier = multiplier
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """[*] to [*, size]."""
+        return super().forward(ids) * self.multiplier
 
 
 class VarlaMLP(nn.Module):
@@ -52,6 +67,9 @@ class VarlaBlock(GradientCheckpointingLayer):  # type: ignore[misc]
         self.mixer = build(mechanism, **config.layer_options(mechanism))
         self.mlp_norm = VarlaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = VarlaMLP(config)
+        last: Any
+        for last in (self.mixer.out, self.mlp.down_proj):
+            last.ends_branch = True  # see VarlaPreTrainedModel._init_weights
 
     def forward(self, x: Tensor, state: LayerState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, LayerState]:
         """x [B, T, hidden_size] to (x [B, T, hidden_size], state)."""

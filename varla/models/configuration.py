@@ -42,7 +42,10 @@ class VarlaConfig(PreTrainedConfig):  # type: ignore[misc]
             SwiGLU.
         head_dim: of queries, keys and values. None: hidden_size / num_attention_heads.
         rms_norm_eps: epsilon of the norms between the blocks' parts.
-        initializer_range: standard deviation of all weights at the start, but for those of convolutions.
+        initializer_range: standard deviation of all weights at the start, but for those of convolutions. What ends a
+            mixer or a feed-forward starts smaller, by sqrt(2 num_hidden_layers): they all add up.
+        embedding_multiplier: what a token's embedding is multiplied by on its way in. None: sqrt(hidden_size), which
+            makes it as large at the start as what all layers add to it. At 1 it drowns in that.
         tie_word_embeddings: the embedding is the output head, too.
         rope_theta: base of the softmax layers' rotary positions. None: no positions.
         max_position_embeddings: the length that the model was trained for. For your information: the model reads on
@@ -68,6 +71,7 @@ class VarlaConfig(PreTrainedConfig):  # type: ignore[misc]
     intermediate_size: int = 2048
     rms_norm_eps: float = 1e-6
     initializer_range: float = 0.02
+    embedding_multiplier: float | None = None
     tie_word_embeddings: bool = True
     rope_theta: float | None = 10000.0
     max_position_embeddings: int = 2048
@@ -108,6 +112,8 @@ class VarlaConfig(PreTrainedConfig):  # type: ignore[misc]
         for name in ("rms_norm_eps", "output_norm_eps"):
             check_number(name, getattr(self, name), above=0)
         check_number("initializer_range", self.initializer_range, above=0)
+        if self.embedding_multiplier is not None:
+            check_number("embedding_multiplier", self.embedding_multiplier, above=0)
         if self.rope_theta is not None:
             check_number("rope_theta", self.rope_theta, above=0)
         for name in ("output_gate", "tie_word_embeddings", "use_cache"):

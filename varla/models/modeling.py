@@ -17,7 +17,7 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from varla.layers import LayerState
-from varla.models.blocks import VarlaBlock, VarlaRMSNorm
+from varla.models.blocks import VarlaBlock, VarlaEmbedding, VarlaRMSNorm
 from varla.models.cache import VarlaCache, check_cache, signature
 from varla.models.checks import check_embeds, check_ids, check_kept, check_labels, check_prompt
 from varla.models.configuration import VarlaConfig
@@ -61,8 +61,13 @@ class VarlaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """N(0, initializer_range); convolutions as PyTorch does, by their width: at 0.02 they would pass nothing on."""
-        if isinstance(module, nn.Conv1d):
+        """N(0, initializer_range); what ends a branch of a block smaller, by as many as there are; convolutions as
+        PyTorch does, by their width: at 0.02 they would pass nothing on."""
+        if getattr(module, "ends_branch", False):
+            init.normal_(
+                module.weight, 0.0, self.config.initializer_range / math.sqrt(2 * self.config.num_hidden_layers)
+            )
+        elif isinstance(module, nn.Conv1d):
             init.uniform_(module.weight, -(bound := 1 / math.sqrt(module.kernel_size[0])), bound)
             if module.bias is not None:
                 init.zeros_(module.bias)
@@ -112,7 +117,9 @@ class VarlaModel(VarlaPreTrainedModel):
     def __init__(self, config: VarlaConfig):
         """A model with fresh weights."""
         super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        multiplier = config.embedding_multiplier
+        multiplier = math.sqrt(config.hidden_size) if multiplier is None else multiplier
+        self.embed_tokens = VarlaEmbedding(config.vocab_size, config.hidden_size, multiplier)
         self.layers = nn.ModuleList(VarlaBlock(config, name) for name in config.layer_mechanisms)
         self.norm = VarlaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.signature = signature(config)

@@ -156,7 +156,7 @@ def test_the_budget(capsys):
     assert command.main(["--budget", "--tokens", "1000000"]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in CONTENDERS)
-    assert "15 steps reported, 91 to choose" in shown
+    assert "15 steps reported, 228 to choose" in shown
     assert len(budget(FULL)) == len(CONTENDERS)
 
 
