@@ -69,7 +69,7 @@ def test_vla(
 ) -> None:
     """Buffers between kernels as on a GPU, but for how operands of products are rounded."""
     exact = Precision(buffer, "tf32x3", "tf32x3", "tf32x3")
-    monkeypatch.setattr(Precision, "of", classmethod(lambda cls, dtype, interpreted: exact))
+    monkeypatch.setattr(Precision, "of", classmethod(lambda cls, dtype, D, interpreted: exact))
     names = both(varla.vla, inputs(2, T, H, D, Dv, buffer), refresh_every=period)
     assert {"forward_walk", "prepare", "scan", "read", "turn", "scan_backward", "unread", "finish"} <= names
     assert ("direction_walk" if period else "direction_backward") in names
@@ -90,7 +90,7 @@ def test_packed() -> None:
 @pytest.mark.parametrize("buffer", [torch.float32, torch.bfloat16])
 def test_others_in_chunks(buffer: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     exact = Precision(buffer, "tf32x3", "tf32x3", "tf32x3")
-    monkeypatch.setattr(Precision, "of", classmethod(lambda cls, dtype, interpreted: exact))
+    monkeypatch.setattr(Precision, "of", classmethod(lambda cls, dtype, D, interpreted: exact))
     go_token_by_token(monkeypatch, up_to=0)
     q, k, v, _ = inputs(2, 70, 2, 5, 40, buffer)
     gate = torch.rand(2, 70, 2).to(buffer).requires_grad_()
