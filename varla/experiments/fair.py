@@ -62,11 +62,14 @@ def run(name: str, task: str, n: int, head_dim: int, rate: float, seed: int, pre
     )
 
 
+def points() -> list[tuple[str, int, int]]:
+    """(task, n, head dimension) of all that contenders are compared at."""
+    return [(task, n, size) for n in PAIRS for task in TASKS for size in HEAD_DIMS]
+
+
 def grid(preset: Preset) -> list[tuple[str, str, int, int]]:
     """(contender, task, n, head dimension) of everything compared. None of it fits the quick preset."""
-    if preset.quick:
-        return []
-    return [(name, task, n, size) for n in PAIRS for task in TASKS for size in HEAD_DIMS for name in CONTENDERS]
+    return [] if preset.quick else [(name, *point) for point in points() for name in CONTENDERS]
 
 
 def runs(preset: Preset) -> Sequence[Train]:
@@ -119,8 +122,8 @@ def judge_over(better: str, worse: str, wrong: str, why: Callable[[Results], str
 
     def judge(results: Results, preset: Preset) -> Finding:
         gaps, above, below, missing = [], [], [], 0
-        points = [(task, size, n) for task in TASKS for size in HEAD_DIMS for n in PAIRS if not preset.quick]
-        for task, size, n in points:
+        where_to_look = [] if preset.quick else points()
+        for task, n, size in where_to_look:
             found = scores(results, task, size, n)
             if better not in found or worse not in found:
                 missing += 1
@@ -142,7 +145,7 @@ def judge_over(better: str, worse: str, wrong: str, why: Callable[[Results], str
         for what, points_of in (("above", above), ("below", below)):
             note += f"; clearly {what} at {len(points_of)}"
             note += f" ({'; '.join(points_of[:3])}{'; ...' if len(points_of) > 3 else ''})" if points_of else ""
-        note += f"; {missing} of {len(points)} points are not run" if missing else ""
+        note += f"; {missing} of {len(where_to_look)} points are not run" if missing else ""
         verdict = wrong if below else REPRODUCED if low > 0 else CONDITIONAL if above else wrong
         note += why(results) if verdict == wrong else ""
         return Finding(verdict, gap.mean, low, high, len(SEEDS), note)
@@ -152,18 +155,13 @@ def judge_over(better: str, worse: str, wrong: str, why: Callable[[Results], str
 
 def against_the_papers_own(results: Results) -> str:
     """How VLA and DeltaNet compare with what the paper calls DeltaNet, which has a scalar gate."""
-    means: dict[str, list[float]] = {name: [] for name in ("vla", "deltanet", "deltanet-paper")}
-    for task in TASKS:
-        for size in HEAD_DIMS:
-            for n in PAIRS:
-                found = scores(results, task, size, n)
-                if all(name in found for name in means):
-                    for name, values in means.items():
-                        values.append(found[name].mean)
-    if not means["vla"]:
+    names = ("vla", "deltanet", "deltanet-paper")
+    found = [scores(results, task, size, n) for task, n, size in points()]
+    whole = [each for each in found if all(name in each for name in names)]
+    if not whole:
         return ""
-    each = ", ".join(f"{name} {sum(values) / len(values):.3f}" for name, values in means.items())
-    return f"; what the paper calls DeltaNet is another mechanism, and hardly learns here: mean of all points {each}"
+    means = ", ".join(f"{name} {sum(each[name].mean for each in whole) / len(whole):.3f}" for name in names)
+    return f"; what the paper calls DeltaNet is another mechanism, and hardly learns here: mean of all points {means}"
 
 
 def clearly_above(x: Sample, y: Sample) -> bool:

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import varla
-from tests.ops.cases import randn, vla_state
+from tests.ops.cases import vla_state
 from varla.ops.settings import VLASettings
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -50,12 +50,6 @@ def state_on(device: str, B: int = 2, H: int = 2, D: int = 16, Dv: int = 16) -> 
 def relative(got: torch.Tensor, wanted: torch.Tensor) -> float:
     got, wanted = got.double().cpu(), wanted.double().cpu()
     return float((got - wanted).norm() / wanted.norm().clamp(min=1e-30))
-
-
-def moved(x: torch.Tensor) -> torch.Tensor:
-    """In float64, every number of x up or down by half a unit of x's type."""
-    signs = randn(*x.shape, seed=300).sign()
-    return x.double() * (1 + torch.finfo(x.dtype).eps / 2 * signs)
 
 
 def assert_near(

@@ -12,7 +12,7 @@ triton = pytest.importorskip("triton")
 from tests.ops.triton.cases import settings  # noqa: E402
 from tests.ops.triton.test_compiling_chunks import SHARED_BY_BOTH  # noqa: E402
 from varla.ops.triton import ahead, information, memory, penalty  # noqa: E402
-from varla.ops.triton.configuration import Precision, Shape  # noqa: E402
+from varla.ops.triton.configuration import NARROW, Precision, Shape  # noqa: E402
 from varla.ops.triton.pipeline import Pipeline  # noqa: E402
 from varla.ops.triton.plan import make_plan, span_length  # noqa: E402
 from varla.ops.triton.s_part import SPart  # noqa: E402
@@ -98,6 +98,12 @@ def test_odd_sizes_over_the_memory_of_others(seen: set[tuple[Any, ...]]) -> None
     pipeline = Pipeline(make_plan((70,), 256, cpu), Shape.of(2, D, 128, precision.buffer), precision, settings(D))
     pipeline.rehearse(70, torch.bfloat16, cpu, backward=True)
     assert "finish" in {name for name, *_ in seen}
+
+
+def test_narrow_keys_have_full_precision() -> None:
+    narrow, wide = (Precision.of(torch.bfloat16, D, interpreted=False) for D in (NARROW - 1, NARROW))
+    assert narrow == Precision.of(torch.float32, NARROW, interpreted=False)
+    assert (wide.buffer, wide.dot) == (torch.bfloat16, "bf16")
 
 
 def test_no_launcher_is_built_twice() -> None:

@@ -16,9 +16,8 @@ from varla.ops.triton.plan import CHUNK
 # wrong results, or an illegal memory access. ptxas 12.9 does not. tests/ops/triton/registers.py looks for it.
 EVEN = 128
 
-# Keys narrower than this have products in full precision whatever the inputs are. A chunk overwrites so small a memory
-# several times: what it leaves of the gradient of S is a small difference of products. They fill half a tile at most,
-# so it costs nothing that would be noticed.
+# Keys narrower than this have products and buffers in full precision whatever the inputs are. A chunk overwrites so
+# small a memory several times: what it leaves of the gradient of S is a small difference. A tile is no wider for it.
 NARROW = 16
 
 
