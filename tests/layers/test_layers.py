@@ -224,7 +224,7 @@ def test_the_norms_epsilon():
 def test_under_autocast_the_norm_works_in_its_own_type():
     layer, x = make("vla", {"output_norm": "rms"}, torch.float32), randn(2, 9, 24, seed=1, dtype=torch.float32)
     seen = []
-    layer.norm.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].dtype))
+    layer.norm.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
     with torch.autocast("cpu", torch.bfloat16):
         layer(x)
     assert seen == [torch.float32]

@@ -11,6 +11,7 @@ from torch.nn.functional import silu
 from torch.utils import _pytree as pytree
 
 from varla.layers.conv import ShortConvolution
+from varla.layers.norm import RMSNorm
 from varla.ops import State
 from varla.ops.arguments import check_choice, check_count, check_flag, check_number
 from varla.ops.packing import check_packing
@@ -110,7 +111,7 @@ class Layer(nn.Module, ABC):
         if output_norm == "layer":
             self.norm = nn.LayerNorm(values, eps=1e-5 if norm_eps is None else norm_eps)
         elif output_norm == "rms":
-            self.norm = nn.RMSNorm(values, eps=norm_eps)
+            self.norm = RMSNorm(values, norm_eps)
         self.output_gate = nn.Linear(d_model, values, bias=bias) if output_gate else None
         self.out = nn.Linear(values, d_model, bias=bias)
 
@@ -120,10 +121,7 @@ class Layer(nn.Module, ABC):
         """x [B, T, d_model] to (y [B, T, d_model], state). cu_seqlens as for `varla.vla`: B = 1, states of N rows."""
         convolved, q, k, v, conv = self._project(x, state, cu_seqlens)
         o, memory = self.mix(convolved, q, k, v, None if state is None else state.memory, cu_seqlens)
-        o = o.flatten(2)
-        if isinstance(self.norm, nn.RMSNorm):
-            o = o.to(self.norm.weight.dtype)  # under autocast; PyTorch sees to this for its LayerNorm alone
-        o = self.norm(o)
+        o = self.norm(o.flatten(2))
         if self.output_gate is not None:
             o = o * silu(self.output_gate(x))
         return self.out(o), LayerState(conv, memory)

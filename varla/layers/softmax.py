@@ -12,6 +12,7 @@ from varla.layers.base import FLOAT32, Layer
 from varla.ops import State
 from varla.ops.arguments import check_number
 from varla.ops.packing import pad_packed, unpad_packed
+from varla.ops.rotary import angles, rotate
 
 
 @dataclass(eq=False)
@@ -34,21 +35,6 @@ class PaddedKVState(KVState):
 
     A class of its own, so that a step can tell by the type, without a look at the positions, whether it needs a mask.
     """
-
-
-def rotate(x: Tensor, position: Tensor, base: float) -> Tensor:
-    """Rotary position embedding (Su et al. 2021): x [B, T, H, D] turned by its position [B, T], pair by pair.
-
-    Dimensions i and i + D / 2 are a pair, turned by position * base ** (-2 i / D). The angle is found in float64:
-    float32 counts tokens exactly, but not their angles, beyond some ten thousand.
-    """
-    half = x.shape[-1] // 2
-    rate = base ** (-torch.arange(half, dtype=torch.float64, device=x.device) / half)
-    angle = (position[..., None] * rate)[:, :, None]  # [B, T, 1, D / 2]
-    working = torch.promote_types(x.dtype, torch.float32)
-    cos, sin = angle.cos().to(working), angle.sin().to(working)
-    first, second = x.to(working).chunk(2, -1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -144,7 +130,9 @@ class SoftmaxAttention(Layer):
         t = torch.zeros(B, dtype=torch.int64, device=q.device) if memory is None else memory.t
         position = positions(t, q.shape[1], cu_seqlens)
         if self.rotary is not None:
-            q, k = rotate(q, position, self.rotary), rotate(k, position, self.rotary)
+            fresh = memory is None and cu_seqlens is None  # all rows have the same positions
+            turned = angles(position[:1] if fresh else position, self.head_dim, self.rotary, q.dtype)
+            q, k = rotate(q, *turned), rotate(k, *turned)
         if cu_seqlens is None:
             new = KVState(k, v, position, t + q.shape[1])
             return (attention(q, k, v, None), new) if memory is None else go_on(q, memory, new)

@@ -1,29 +1,14 @@
-"""What a model is made of: RMSNorm, SwiGLU, and the block of both around a mixer."""
+"""What a model is made of: embedding, SwiGLU, and the block of norms around a mixer and it."""
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import silu
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from varla.layers import LayerState, build
+from varla.layers.norm import RMSNorm
 from varla.models.configuration import VarlaConfig
-
-
-class VarlaRMSNorm(nn.Module):
-    """x / sqrt(mean(x ** 2) + eps) * weight, found in float32 or better."""
-
-    def __init__(self, size: int, eps: float):
-        """Over the last dimension, of this size."""
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[*, size] to [*, size] in the same type, or the weight's if that is wider."""
-        x = x.to(torch.promote_types(x.dtype, self.weight.dtype))
-        return rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
 
 class VarlaEmbedding(nn.Embedding):
@@ -63,9 +48,9 @@ class VarlaBlock(GradientCheckpointingLayer):  # type: ignore[misc]
     def __init__(self, config: VarlaConfig, mechanism: str):
         """One mixer and one feed-forward network."""
         super().__init__()
-        self.mixer_norm = VarlaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mixer_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mixer = build(mechanism, **config.layer_options(mechanism))
-        self.mlp_norm = VarlaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = VarlaMLP(config)
         last: Any
         for last in (self.mixer.out, self.mlp.down_proj):

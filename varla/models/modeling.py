@@ -17,7 +17,8 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from varla.layers import LayerState
-from varla.models.blocks import VarlaBlock, VarlaEmbedding, VarlaRMSNorm
+from varla.layers.norm import RMSNorm
+from varla.models.blocks import VarlaBlock, VarlaEmbedding
 from varla.models.cache import VarlaCache, check_cache, signature
 from varla.models.checks import check_embeds, check_ids, check_kept, check_labels, check_prompt
 from varla.models.configuration import VarlaConfig
@@ -121,7 +122,7 @@ class VarlaModel(VarlaPreTrainedModel):
         multiplier = math.sqrt(config.hidden_size) if multiplier is None else multiplier
         self.embed_tokens = VarlaEmbedding(config.vocab_size, config.hidden_size, multiplier)
         self.layers = nn.ModuleList(VarlaBlock(config, name) for name in config.layer_mechanisms)
-        self.norm = VarlaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.signature = signature(config)
         self.gradient_checkpointing = False
         self.post_init()

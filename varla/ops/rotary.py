@@ -1,0 +1,33 @@
+"""Rotary positions (Su et al. 2021): dimensions i and i + D / 2 are a pair, turned by position * base ** (-2 i / D)."""
+
+import torch
+from torch import Tensor
+
+from varla.ops.backends import no_kernels
+
+
+def angles(position: Tensor, D: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(cosines, sines) [B, T, D / 2] of positions [B, T], to turn queries and keys of this type by.
+
+    Angles are found in float64: float32 counts tokens exactly, but not their angles, beyond some ten thousand.
+    """
+    rate = base ** (-torch.arange(D // 2, dtype=torch.float64, device=position.device) / (D // 2))
+    angle = position[..., None] * rate
+    working = torch.promote_types(dtype, torch.float32)
+    return angle.cos().to(working), angle.sin().to(working)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [B, T, H, D] turned by angles with these [B, T, D / 2], or [1, T, D / 2] for all rows. On a GPU one kernel."""
+    if x.is_cuda and no_kernels(x) is None:
+        from varla.ops.triton.rotary import turn
+
+        return turn(x, cos, sin, False)  # type: ignore[no-any-return]
+    return plain(x, cos, sin)
+
+
+def plain(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The same by PyTorch."""
+    cos, sin = cos[:, :, None], sin[:, :, None]
+    first, second = x.to(cos.dtype).chunk(2, -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)

@@ -1,0 +1,121 @@
+"""The RMS norm as one kernel, forward and backward; see varla/ops/norm.py.
+
+A program has some rows of x, whole: it reads each number once, and the backward finds a row's length again instead of
+keeping it. In the backward a program goes through several such tiles, so that there are few shares of the weight's
+gradient to sum afterwards. PyTorch's backward reads x and dy twice, and wants both in the same type.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from varla.ops.chunk.op import refuse_double_backward
+from varla.ops.norm import plain
+from varla.ops.operator import operator
+from varla.ops.triton.plan import on_device, parts
+
+NUMBERS, WARPS = 2048, 4  # of a tile
+TILES = 8  # of a program of the backward
+
+
+@triton.jit
+def row_tile(first, rows, N, BR: tl.constexpr, BN: tl.constexpr):
+    """Offsets of BR rows from `first` on in [rows, N], and which numbers exist; [BR, BN]."""
+    row, c = first + tl.arange(0, BR), tl.arange(0, BN)
+    return row.to(tl.int64)[:, None] * N + c[None, :], (row < rows)[:, None] & (c < N)[None, :]
+
+
+@triton.jit
+def normalized(x, where, inside, N, eps):
+    """(x over its length [BR, BN], one over that length [BR, 1])."""
+    X = tl.load(x + where, inside, 0.0).to(tl.float32)
+    inverse = tl.rsqrt(tl.sum(X * X, 1, keep_dims=True) / N + eps)
+    return X * inverse, inverse
+
+
+@triton.jit
+def norm_forward(x, weight, y, rows, N, eps, BR: tl.constexpr, BN: tl.constexpr):
+    """y [rows, N]."""
+    where, inside = row_tile(tl.program_id(0) * BR, rows, N, BR, BN)
+    c = tl.arange(0, BN)
+    w = tl.load(weight + c, c < N, 0.0).to(tl.float32)
+    X, _ = normalized(x, where, inside, N, eps)
+    tl.store(y + where, (X * w[None, :]).to(y.dtype.element_ty), inside)
+
+
+@triton.jit
+def norm_backward(x, weight, dy, dx, shares, rows, N, eps, BR: tl.constexpr, BN: tl.constexpr, TILES: tl.constexpr):
+    """dx [rows, N], and shares [programs, N] of the weight's gradient."""
+    program, c = tl.program_id(0), tl.arange(0, BN)
+    w = tl.load(weight + c, c < N, 0.0).to(tl.float32)
+    share = tl.zeros([BN], tl.float32)
+    for i in range(TILES):
+        where, inside = row_tile((program * TILES + i) * BR, rows, N, BR, BN)
+        X, inverse = normalized(x, where, inside, N, eps)
+        G = tl.load(dy + where, inside, 0.0).to(tl.float32)
+        share += tl.sum(G * X, 0)
+        G *= w[None, :]
+        along = tl.sum(G * X, 1, keep_dims=True) / N
+        tl.store(dx + where, ((G - X * along) * inverse).to(dx.dtype.element_ty), inside)
+    tl.store(shares + program.to(tl.int64) * N + c, share, c < N)
+
+
+def _tile(N: int) -> dict[str, int]:
+    width = triton.next_power_of_2(N)
+    return {"BR": max(1, NUMBERS // width), "BN": width, "num_warps": max(WARPS, min(16, width // 512))}
+
+
+def _normalize(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    """y [*, N] in this type, of x [*, N] and weight [N]."""
+    y = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+    if x.numel() == 0:
+        return y
+    N = x.shape[-1]
+    rows, tile = x.numel() // N, _tile(N)
+    with on_device(x):
+        norm_forward[(parts(rows, tile["BR"]),)](x.contiguous(), weight.contiguous(), y, rows, N, eps, **tile)
+    return y
+
+
+def _normalize_fake(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+
+
+def _normalize_backward(x: Tensor, weight: Tensor, dy: Tensor, eps: float) -> list[Tensor]:
+    """Gradients of x and weight."""
+    if x.numel() == 0:
+        return [torch.zeros_like(x), torch.zeros_like(weight)]
+    dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+    N = x.shape[-1]
+    rows, tile = x.numel() // N, _tile(N)
+    programs = parts(rows, tile["BR"] * TILES)
+    shares = x.new_empty(programs, N, dtype=torch.float32)
+    with on_device(x):
+        norm_backward[(programs,)](
+            x.contiguous(), weight.contiguous(), dy.contiguous(), dx, shares, rows, N, eps, TILES=TILES, **tile
+        )
+    return [dx, shares.sum(0).to(weight.dtype)]
+
+
+def _normalize_backward_fake(x: Tensor, weight: Tensor, dy: Tensor, eps: float) -> list[Tensor]:
+    return [torch.empty_like(y, memory_format=torch.contiguous_format) for y in (x, weight)]
+
+
+def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    x, weight, ctx.eps, ctx.dtype = inputs
+    ctx.save_for_backward(x, weight)
+
+
+def _backward(ctx, dy):  # type: ignore[no-untyped-def]
+    x, weight = ctx.saved_tensors
+    if torch.is_grad_enabled():  # derivatives of the gradients are wanted: the plain form has them
+        given = [y if y.requires_grad else y.detach().requires_grad_() for y in (x, weight)]
+        return *torch.autograd.grad(plain(*given, ctx.eps, ctx.dtype), given, dy, create_graph=True), None, None
+    return *normalize_backward(x, weight, dy, ctx.eps), None, None
+
+
+normalize = operator("normalize", _normalize, _normalize_fake, _backward, _setup_context)
+normalize_backward = operator(
+    "normalize_backward", _normalize_backward, _normalize_backward_fake, refuse_double_backward("triton")
+)
