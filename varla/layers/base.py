@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
 from torch.utils import _pytree as pytree
 
 from varla.layers.conv import ShortConvolution
 from varla.layers.norm import RMSNorm
 from varla.ops import State
 from varla.ops.arguments import check_choice, check_count, check_flag, check_number
+from varla.ops.gate import gated
 from varla.ops.packing import check_packing
 
 OUTPUT_NORMS = ("none", "layer", "rms")
@@ -123,7 +123,7 @@ class Layer(nn.Module, ABC):
         o, memory = self.mix(convolved, q, k, v, None if state is None else state.memory, cu_seqlens)
         o = self.norm(o.flatten(2))
         if self.output_gate is not None:
-            o = o * silu(self.output_gate(x))
+            o = gated(self.output_gate(x), o)
         return self.out(o), LayerState(conv, memory)
 
     def _project(

@@ -3,12 +3,12 @@
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.functional import silu
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from varla.layers import LayerState, build
 from varla.layers.norm import RMSNorm
 from varla.models.configuration import VarlaConfig
+from varla.ops.gate import gated
 
 
 class VarlaEmbedding(nn.Embedding):
@@ -36,7 +36,7 @@ class VarlaMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, hidden_size] to the same."""
-        return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+        return self.down_proj(gated(self.gate_proj(x), self.up_proj(x)))  # type: ignore[no-any-return]
 
 
 class VarlaBlock(GradientCheckpointingLayer):  # type: ignore[misc]

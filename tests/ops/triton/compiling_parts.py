@@ -1,4 +1,4 @@
-"""Compiles the kernels of norms and rotary positions, as `compiling` does VLA's.
+"""Compiles the kernels of norms, rotary positions and gates, as `compiling` does VLA's.
 
 Run as a program, in a process without TRITON_INTERPRET: python -m tests.ops.triton.compiling_parts ARCH.
 """
@@ -8,6 +8,7 @@ import sys
 import torch
 
 from tests.ops.triton.compiling import report_launches
+from varla.ops.triton.gate import gate
 from varla.ops.triton.norm import normalize
 from varla.ops.triton.rotary import turn
 
@@ -19,6 +20,8 @@ def main(arch: int) -> None:
         normalize(x, weight, 1e-6, torch.bfloat16).float().sum().backward()
     x, table = torch.randn(1, 50, 4, 64).bfloat16().requires_grad_(), torch.randn(1, 50, 32)
     turn(x, table, table, False).float().sum().backward()
+    g = torch.randn(7, 640).bfloat16().requires_grad_()
+    gate(g, g).float().sum().backward()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,5 @@
 """The kernel of rotary positions against PyTorch's in float64."""
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -100,17 +96,6 @@ def test_nothing_outside_its_tensors(shape: tuple[int, ...]) -> None:
     with watched() as names:
         outcome(kernel, shape, DEVICE, torch.float32, 1)
     assert names == {"rotate_rows"}
-
-
-@pytest.mark.parametrize("arch", [80, 90])
-def test_norms_and_positions_compile_without_spills(arch: int) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.ops.triton.compiling_parts", str(arch)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {each["kernel"] for each in found} == {"norm_forward", "norm_backward", "rotate_rows"}
-    assert not [each for each in found if each["stack"] or each["unwritten"]]
 
 
 class TestOnTheGPU:

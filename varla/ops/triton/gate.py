@@ -1,0 +1,80 @@
+"""silu(g) * x as one kernel, forward and backward; see varla/ops/gate.py."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from varla.ops.chunk.op import refuse_double_backward
+from varla.ops.gate import plain
+from varla.ops.operator import operator
+from varla.ops.triton.plan import on_device, parts
+
+NUMBERS, WARPS = 2048, 8  # of a program
+
+
+@triton.jit
+def gate_forward(g, x, y, count, BLOCK: tl.constexpr):
+    """y [count]."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    G, X = tl.load(g + at, at < count, 0.0).to(tl.float32), tl.load(x + at, at < count, 0.0).to(tl.float32)
+    tl.store(y + at, (G * tl.sigmoid(G) * X).to(y.dtype.element_ty), at < count)
+
+
+@triton.jit
+def gate_backward(g, x, dy, dg, dx, count, BLOCK: tl.constexpr):
+    """dg and dx [count]."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    G, X = tl.load(g + at, at < count, 0.0).to(tl.float32), tl.load(x + at, at < count, 0.0).to(tl.float32)
+    dY = tl.load(dy + at, at < count, 0.0).to(tl.float32)
+    s = tl.sigmoid(G)
+    tl.store(dg + at, (dY * X * s * (1 + G * (1 - s))).to(dg.dtype.element_ty), at < count)
+    tl.store(dx + at, (dY * G * s).to(dx.dtype.element_ty), at < count)
+
+
+def _gate(g: Tensor, x: Tensor) -> Tensor:
+    """y [*] of g and x [*], all of one type."""
+    if g.shape != x.shape or g.dtype != x.dtype:
+        raise ValueError(f"g and x must be alike, got {list(g.shape)} {g.dtype} and {list(x.shape)} {x.dtype}")
+    y = torch.empty_like(g, memory_format=torch.contiguous_format)
+    if g.numel():
+        with on_device(g):
+            gate_forward[(parts(g.numel(), NUMBERS),)](
+                g.contiguous(), x.contiguous(), y, g.numel(), BLOCK=NUMBERS, num_warps=WARPS
+            )
+    return y
+
+
+def _gate_fake(g: Tensor, x: Tensor) -> Tensor:
+    return torch.empty_like(g, memory_format=torch.contiguous_format)
+
+
+def _gate_backward(g: Tensor, x: Tensor, dy: Tensor) -> list[Tensor]:
+    """Gradients of g and x."""
+    dg, dx = (torch.empty_like(y, memory_format=torch.contiguous_format) for y in (g, x))
+    if g.numel():
+        with on_device(g):
+            gate_backward[(parts(g.numel(), NUMBERS),)](
+                g.contiguous(), x.contiguous(), dy.contiguous(), dg, dx, g.numel(), BLOCK=NUMBERS, num_warps=WARPS
+            )
+    return [dg, dx]
+
+
+def _gate_backward_fake(g: Tensor, x: Tensor, dy: Tensor) -> list[Tensor]:
+    return [torch.empty_like(y, memory_format=torch.contiguous_format) for y in (g, x)]
+
+
+def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx, dy):  # type: ignore[no-untyped-def]
+    g, x = ctx.saved_tensors
+    if torch.is_grad_enabled():  # derivatives of the gradients are wanted: the plain form has them
+        given = [y if y.requires_grad else y.detach().requires_grad_() for y in (g, x)]
+        return torch.autograd.grad(plain(*given), given, dy, create_graph=True)
+    return tuple(gate_backward_triton(g, x, dy))
+
+
+gate = operator("gate", _gate, _gate_fake, _backward, _setup_context)
+gate_backward_triton = operator("gate_backward", _gate_backward, _gate_backward_fake, refuse_double_backward("triton"))
