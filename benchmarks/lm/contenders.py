@@ -36,7 +36,8 @@ class Scale:
     """Sizes of the whole comparison.
 
     A step is `rows` rows of `context` tokens. `tokens` is what a reported run is trained on, `choice` what each
-    learning rate is tried on. `contexts` must divide the longest of them.
+    learning rate is tried on; where the best of the `rates` is the first or last of them, up to `beyond` more are
+    tried on that side. `contexts` must divide the longest of them.
     """
 
     preset: str
@@ -47,6 +48,7 @@ class Scale:
     tokens: int
     choice: int
     rates: tuple[float, ...]
+    beyond: int
     seeds: tuple[int, ...]
     contexts: tuple[int, ...]
     scored: int  # validation tokens, at the most
@@ -59,12 +61,13 @@ class Scale:
 VOCABULARY = 256  # bytes; that which ends a document is one of them
 FULL = Scale(
     preset="30m", changes={}, depth=8, rows=32, context=2048, tokens=50_000_000, choice=15_000_000,
-    rates=(5e-4, 1.5e-3, 4.5e-3), seeds=(1, 2), contexts=(512, 2048, 8192, 32768), scored=1_000_000, tried=250_000,
+    rates=(5e-4, 1.5e-3, 4.5e-3), beyond=2, seeds=(1, 2), contexts=(512, 2048, 8192, 32768), scored=1_000_000,
+    tried=250_000,
 )  # fmt: skip
 QUICK = Scale(
     preset="5m", changes={"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64},
-    depth=4, rows=2, context=64, tokens=640, choice=256, rates=(1e-3, 3e-3, 1e-2), seeds=(1, 2),
-    contexts=(32, 64, 2048), scored=4096, tried=256,
+    depth=4, rows=2, context=64, tokens=640, choice=256, rates=(1e-3, 3e-3, 1e-2), beyond=0,
+    seeds=(1, 2), contexts=(32, 64, 2048), scored=4096, tried=256,
 )  # fmt: skip
 
 

@@ -38,13 +38,29 @@ class Record:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_aside(self.path, json.dumps({"runs": self.runs}, indent=1) + "\n")
 
+    def tries(self, name: str) -> list[Job]:
+        """The runs that choose a rate: the scale's, and those beyond while the best is the first or the last."""
+        jobs = [Job(name, "choice", rate, CHOOSING, self.scale.choice) for rate in self.scale.rates]
+        for _ in range(self.scale.beyond):
+            rates, best = [job.rate for job in jobs], self._best(jobs)
+            if best not in (rates[0], rates[-1]):
+                break
+            more = rates[0] ** 2 / rates[1] if best == rates[0] else rates[-1] ** 2 / rates[-2]
+            job = replace(jobs[0], rate=float(f"{more:.3g}"))
+            jobs = [job, *jobs] if best == rates[0] else [*jobs, job]
+        return jobs
+
     def chosen(self, name: str) -> float | None:
         """The rate with the fewest bits per byte on the documents to choose on; None unless all were tried."""
-        tries = [self.find(job) for job in choices(name, self.scale)]
-        if not all(tries):
+        return self._best(self.tries(name))
+
+    def _best(self, jobs: Sequence[Job]) -> float | None:
+        """The best rate of these runs; None unless all were made, and where all diverged."""
+        found = [self.find(job) for job in jobs]
+        if not all(found):
             return None
         context = str(self.scale.context)
-        good = [each for each in tries if each is not None and context in each["bits per byte"]]
+        good = [each for each in found if each is not None and context in each["bits per byte"]]
         if not good:
             return None
         best = min(good, key=lambda run: float(run["bits per byte"][context]))
@@ -57,7 +73,7 @@ class Record:
     def next(self, names: Sequence[str]) -> Job | None:
         """What to do next: every rate of every contender, then a seed of all of them before the next seed."""
         for name in names:
-            for job in choices(name, self.scale):
+            for job in self.tries(name):
                 if self.find(job) is None:
                     return job
         for seed in self.scale.seeds:
@@ -71,15 +87,11 @@ class Record:
         return None
 
 
-def choices(name: str, scale: Scale) -> list[Job]:
-    return [Job(name, "choice", rate, CHOOSING, scale.choice) for rate in scale.rates]
-
-
 def report(name: str, scale: Scale, seed: int) -> Job:
     """Its rate is to be chosen."""
     return Job(name, "report", 0.0, seed, scale.tokens)
 
 
 def everything(scale: Scale) -> int:
-    """How many runs there are."""
+    """How many runs there are, if no rate beyond is tried."""
     return len(CONTENDERS) * (len(scale.rates) + len(scale.seeds))

@@ -26,6 +26,7 @@ def markdown(runs: Sequence[dict[str, Any]]) -> str:
     rows = []
     for name in CONTENDERS:
         own = [run for run in newest if run["settings"]["contender"] == name]
+        own = [run for run in own if run["settings"]["rate"] == own[-1]["settings"]["rate"]]  # rates tried since
         if own:
             rows.append([name, *cells(own, contexts)])
     first, steps = newest[0]["settings"], newest[0]["steps"]

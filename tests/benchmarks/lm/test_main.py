@@ -10,7 +10,7 @@ import torch
 from benchmarks.lm import __main__ as command
 from benchmarks.lm import data
 from benchmarks.lm.contenders import CONTENDERS, FULL, QUICK, budget, flops
-from benchmarks.lm.record import Record, choices, everything
+from benchmarks.lm.record import Record, everything
 from benchmarks.lm.run import Job, build, rate_at, run
 
 
@@ -23,6 +23,10 @@ def fake(bits):
 
 def best_at(rate):
     return lambda job: fake(1 + abs(math.log(job.rate / rate)))
+
+
+def first(name, scale):
+    return Job(name, "choice", scale.rates[0], 0, scale.choice)
 
 
 def test_it_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
@@ -69,11 +73,31 @@ def test_the_best_rate_is_reported_seed_by_seed(tmp_path):
     assert {each["seed"] for each in reported} == set(QUICK.seeds)
 
 
+@pytest.mark.parametrize(
+    ("best", "tried"),
+    [
+        (1.4e-3, [5e-4, 1.5e-3, 4.5e-3]),
+        (1.2e-2, [5e-4, 1.5e-3, 4.5e-3, 1.35e-2, 4.05e-2]),
+        (1.0, [5e-4, 1.5e-3, 4.5e-3, 1.35e-2, 4.05e-2]),
+        (1.8e-4, [5e-4, 1.5e-3, 4.5e-3, 1.67e-4, 5.58e-5]),
+        (4e-3, [5e-4, 1.5e-3, 4.5e-3, 1.35e-2]),
+    ],
+)
+def test_rates_beyond_the_first_or_last_are_tried_while_that_is_best(tmp_path, best, tried):
+    record = Record.load(tmp_path / "lm.json", replace(FULL, contexts=(64,), context=64), "text")
+    command.work(record, ["vla"], None, best_at(best))
+    settings = [each["settings"] for each in record.runs]
+    assert [each["rate"] for each in settings if each["purpose"] == "choice"] == tried
+    closest = min(tried, key=lambda rate: abs(math.log(rate / best)))
+    assert {each["rate"] for each in settings if each["purpose"] == "report"} == {closest}
+    assert record.next(["vla"]) is None
+
+
 def test_other_settings_or_text_are_other_runs(tmp_path):
     record = Record.load(tmp_path / "lm.json", QUICK, "text")
     command.work(record, ["vla"], None, best_at(1e-3))
     for scale, text in ((replace(QUICK, rows=4), "text"), (QUICK, "other text")):
-        assert Record.load(tmp_path / "lm.json", scale, text).next(["vla"]) == choices("vla", scale)[0]
+        assert Record.load(tmp_path / "lm.json", scale, text).next(["vla"]) == first("vla", scale)
     assert Record.load(tmp_path / "lm.json", QUICK, "text").next(["vla"]) is None
 
 
@@ -102,7 +126,7 @@ def test_one_that_fails_does_not_stop_the_others(tmp_path, capsys):
     assert command.work(record, ["softmax", "linear", "vla"], None, found) == ["linear"]
     assert "out of memory" in capsys.readouterr().err
     assert {each["settings"]["contender"] for each in record.runs} == {"softmax", "vla"}
-    assert record.next(["linear"]) == choices("linear", QUICK)[0]
+    assert record.next(["linear"]) == first("linear", QUICK)
 
 
 def test_what_diverged_is_not_chosen(tmp_path):

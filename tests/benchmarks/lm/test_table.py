@@ -52,6 +52,11 @@ def test_only_runs_that_are_alike_are_compared():
     assert "softmax" not in table.markdown(runs)
 
 
+def test_a_rate_that_was_given_up_is_left_out():
+    runs = [made("vla", 1, 9.0, rate=1e-3), made("vla", 1, 1.6, rate=3e-3), made("vla", 2, 1.7, rate=3e-3)]
+    assert "| vla | 1.650 ± 0.050 | 1.550 ± 0.050 | 0.60 M | 29.5 M | 2.16 MB | 0.003 | 1, 2 |" in table.markdown(runs)
+
+
 def test_a_seed_that_diverged_is_said():
     runs = [made("vla", 1, 1.6), made("vla", 2, 1.6, status="diverged")]
     assert "| vla | diverged | diverged | 0.60 M |" in table.markdown(runs)
