@@ -16,6 +16,7 @@ import triton.language as tl
 
 from varla.ops.backends import triton_interpreted
 from varla.ops.triton.configuration import Precision
+from varla.ops.triton.convolution import convolve
 from varla.ops.triton.sequential import vla_sequential
 
 pytestmark = pytest.mark.skipif(not triton_interpreted(), reason="on a GPU, compute-sanitizer does this")
@@ -113,3 +114,16 @@ def test_decode_and_the_sequential_kernel() -> None:
         varla.vla_step(*(y[:, 0] for y in x), state_on("cpu", D=8, Dv=12), backend="triton")
         vla_sequential(*x, state_on("cpu", D=8, Dv=12), settings(8))
     assert names == {"decode_token", "walk_tokens"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("W", "C"), [(1, 5), (4, 37)])
+@pytest.mark.parametrize("cu_seqlens", [None, torch.tensor([0, 1, 1, 3, 66, 67])])
+def test_convolution(cu_seqlens: torch.Tensor | None, W: int, C: int, dtype: torch.dtype) -> None:
+    B, T, rows = (2, 67, 2) if cu_seqlens is None else (1, 67, 5)
+    shapes = ((B, T, C), (C, W), (C,), (rows, W - 1, C))
+    x, weight, bias, before = (torch.randn(*shape).requires_grad_() for shape in shapes)
+    with watched() as names:
+        convolve(x.to(dtype), weight, bias, before, cu_seqlens).float().sum().backward()
+    always = {"convolve_forward", "convolve_slopes", "convolve_turned"}
+    assert names == always | ({"convolve_before_backward"} if W > 1 else set())

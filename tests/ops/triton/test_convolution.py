@@ -67,7 +67,14 @@ def test_every_number_of_channels(C: int) -> None:
     assert_agrees(make(3, 5, C, 4, bias=C != 1))
 
 
-@pytest.mark.parametrize("lengths", [[20, 0, 1, 2, 41, 0], [3], [0, 0, 1]])
+@pytest.mark.parametrize("tile", [(16, 16, 1), (128, 64, 4)])
+def test_tiles_are_read_at_the_call(tile: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in zip(("TOKENS", "CHANNELS", "WARPS"), tile, strict=True):
+        monkeypatch.setattr(f"varla.ops.triton.convolution.{name}", value)
+    assert_agrees(make(2, 37, 40, 4))
+
+
+@pytest.mark.parametrize("lengths", [[20, 0, 1, 2, 41, 0], [3], [0, 0, 1], [1, 1, 2, 3, 1], [TOKENS - 1, 1, 2, TOKENS]])
 def test_packed(lengths: list[int]) -> None:
     cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
     assert_agrees(make(1, sum(lengths), 6, 4, rows=len(lengths)), cu_seqlens)
@@ -87,6 +94,46 @@ def test_packed_is_one_after_the_other() -> None:
             assert torch.allclose(packed[:, begin:end], alone, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("lengths", [None, [1, 2, 6], [5, 0, 1, 3], [0, 2, 2, 5]])
+def test_a_gradient_stays_in_its_sequence(lengths: list[int] | None) -> None:
+    """One sequence's is not a number: every number beside it is what it is without."""
+    rows = 3 if lengths is None else len(lengths)
+    given = make(1 if lengths else rows, sum(lengths) if lengths else 3, 5, 4, rows=rows)
+    bounds = torch.tensor([0, *(lengths or [3, 3, 3])]).cumsum(0)
+    x, weight, bias, before = (y.float().to(DEVICE).requires_grad_() for y in given.values())
+    y = convolve(x, weight, bias, before, bounds.to(DEVICE) if lengths else None)
+    dy = randn(*y.shape, seed=9).to(DEVICE, y.dtype)
+    clean = torch.autograd.grad(y, (x, before), dy, retain_graph=True)
+    for i, (begin, end) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
+        broken = dy.clone().flatten(0, 1)
+        broken[begin:end] = float("nan")
+        dx, dbefore = torch.autograd.grad(y, (x, before), broken.view_as(dy), retain_graph=True)
+        own, other = torch.zeros(9, dtype=torch.bool), torch.arange(rows) != i
+        own[begin:end] = True
+        assert dx.flatten(0, 1)[own].isnan().all()
+        assert torch.equal(dx.flatten(0, 1)[~own], clean[0].flatten(0, 1)[~own])
+        assert torch.equal(dbefore[other], clean[1][other])
+        assert bool(dbefore[i].isnan().any()) == (end > begin)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_filters_get_gradients_of_slopes_that_were_not_rounded(dtype: torch.dtype) -> None:
+    given = make(2, TOKENS + 9, 5, 4)
+    given["x"] = given["x"].to(dtype).double()
+    dy = randn(*given["x"].shape, seed=9).to(dtype)
+
+    def gradients(form: Any, device: str, x_type: torch.dtype, others: torch.dtype) -> dict[str, Tensor]:
+        leaves = [x.to(device, x_type if name == "x" else others).requires_grad_() for name, x in given.items()]
+        y = form(*leaves, None)
+        return dict(zip(NAMES, torch.autograd.grad(y, leaves, dy.to(device, y.dtype)), strict=True))
+
+    got = gradients(convolve, DEVICE, dtype, torch.float32)
+    wanted = gradients(plain, "cpu", torch.float64, torch.float64)
+    for name in NAMES:
+        bound = 1e-6 if name in ("weight", "bias") else 2 * torch.finfo(dtype).eps
+        assert relative(got[name], wanted[name]) <= bound, name
+
+
 @pytest.mark.parametrize("T", [0, 1, 2, 3, 9])
 def test_last_inputs_are_a_copy_of_the_last(T: int) -> None:
     x, before = randn(2, T, 3, seed=1), randn(2, 3, 3, seed=2)
@@ -100,6 +147,9 @@ def test_nothing_to_convolve() -> None:
     found = outcome(convolve, given, None, DEVICE, torch.float32)
     assert found["y"].shape == (2, 0, 5)
     assert not any(found[f"d {name}"].any() for name in NAMES)
+    turned = [x.float().to(DEVICE).mT.contiguous().mT if x.dim() > 1 else x.float().to(DEVICE) for x in given.values()]
+    leaves = [x.requires_grad_() for x in turned]
+    assert_fakes_agree(lambda: convolve(*leaves, None), leaves, "convolve", "convolve_backward")
 
 
 def test_a_state_that_wants_no_gradient_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +203,7 @@ def test_compiles_without_spills(arch: int) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found = {kernel["kernel"]: kernel for kernel in map(json.loads, done.stdout.splitlines())}
-    assert set(found) == {"convolve_forward", "convolve_backward", "convolve_before_backward"}
+    assert set(found) == {"convolve_forward", "convolve_slopes", "convolve_turned", "convolve_before_backward"}
     assert not [kernel for kernel in found.values() if kernel["stack"] or kernel["unwritten"]]
 
 

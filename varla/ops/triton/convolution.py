@@ -1,9 +1,13 @@
-"""The short convolution and its SiLU as one kernel, forward and backward; see varla/ops/convolution.py.
+"""The short convolution and its SiLU: one kernel forward, two backward; see varla/ops/convolution.py.
 
 A program has BT tokens of BC channels. It reads each token's W inputs where they lie, most of them from a cache: x is
 read from memory once and y written once. PyTorch's convolution wants channels first, and pays for turning x and y
-around. The backward makes the sums before SiLU again, of its tokens and of the W - 1 after each, on which x_t has a
-part; filters get a program's share of their gradients, which are summed afterwards.
+around.
+
+The backward makes the sums before SiLU again and writes their gradients, the slopes, in the type of x. A second kernel
+makes dx of the slopes: x_t has a part in W sums, and made where they are needed every slope would be made W times.
+What came before gets its gradient from them by a third, if it is wanted. Filters and bias get a program's share of
+their gradients, from slopes that are not rounded; shares are summed afterwards.
 """
 
 import torch
@@ -41,41 +45,40 @@ def places_of(token, tokens, T, places, PACKED: tl.constexpr):
 
 
 @triton.jit
-def input_at(x, before, token, row, position, left, shift, c, C, W: tl.constexpr):
-    """x [BT, BC] `shift` tokens later, or from `before` [rows, W - 1, C]; zero beyond the sequence's end."""
-    at = position + shift
+def inputs_at(x, before, token, row, position, inside, c, C, W: tl.constexpr):
+    """The W inputs of each token, each [BT, BC]: x, or `before` [rows, W - 1, C]; zero where not `inside` [BT]."""
     channel = (c < C)[None, :]
-    within = (left > 0) & (shift < left)
-    here = x + (token + shift).to(tl.int64)[:, None] * C + c[None, :]
-    earlier = before + (row * (W - 1) + W - 1 + at).to(tl.int64)[:, None] * C + c[None, :]
-    value = tl.load(here, (within & (at >= 0))[:, None] & channel, 0.0).to(tl.float32)
-    return value + tl.load(earlier, (within & (at < 0))[:, None] & channel, 0.0).to(tl.float32)
+    taken = ()
+    for j in tl.static_range(W):
+        at = position - (W - 1) + j
+        here = x + (token - (W - 1) + j).to(tl.int64)[:, None] * C + c[None, :]
+        earlier = before + (row * (W - 1) + position + j).to(tl.int64)[:, None] * C + c[None, :]
+        value = tl.load(here, (inside & (at >= 0))[:, None] & channel, 0.0).to(tl.float32)
+        value += tl.load(earlier, (inside & (at < 0))[:, None] & channel, 0.0).to(tl.float32)
+        taken += (value,)
+    return taken
 
 
 @triton.jit
-def sum_at(
-    x, weight, bias, before, token, row, position, left, later, c, C, W: tl.constexpr, BIAS: tl.constexpr
-):  # fmt: skip
-    """What SiLU is taken of, [BT, BC], `later` tokens later."""
-    total = tl.zeros([token.shape[0], c.shape[0]], tl.float32)
+def sum_of(taken, weight, bias, c, C, W: tl.constexpr, BIAS: tl.constexpr):
+    """What SiLU is taken of, [BT, BC]."""
+    total = tl.zeros(taken[0].shape, tl.float32)
     if BIAS:
         total += tl.load(bias + c, c < C, 0.0).to(tl.float32)[None, :]
     for j in tl.static_range(W):
-        w = tl.load(weight + c * W + j, c < C, 0.0).to(tl.float32)
-        total += w[None, :] * input_at(x, before, token, row, position, left, later - (W - 1) + j, c, C, W)
+        total += tl.load(weight + c * W + j, c < C, 0.0).to(tl.float32)[None, :] * taken[j]
     return total
 
 
 @triton.jit
-def slope_at(
-    x, weight, bias, before, dy, token, row, position, left, later, c, C, W: tl.constexpr, BIAS: tl.constexpr
-):  # fmt: skip
-    """The gradient of that; zero beyond the sequence's end."""
-    total = sum_at(x, weight, bias, before, token, row, position, left, later, c, C, W, BIAS)
-    gate = tl.sigmoid(total)
-    inside = (later < left)[:, None] & (c < C)[None, :]
-    g = tl.load(dy + (token + later).to(tl.int64)[:, None] * C + c[None, :], inside, 0.0).to(tl.float32)
-    return g * gate * (1 + total * (1 - gate))
+def turned_at(slopes, weight, token, left, last: tl.constexpr, c, C, W: tl.constexpr):
+    """[BT, BC]: each token's slope times filter number `last`, the next one's times the one before, and so on."""
+    total = tl.zeros([token.shape[0], c.shape[0]], tl.float32)
+    for later in tl.static_range(last + 1):
+        inside = (later < left)[:, None] & (c < C)[None, :]
+        slope = tl.load(slopes + (token + later).to(tl.int64)[:, None] * C + c[None, :], inside, 0.0).to(tl.float32)
+        total += tl.load(weight + c * W + last - later, c < C, 0.0).to(tl.float32)[None, :] * slope
+    return total
 
 
 @triton.jit
@@ -85,52 +88,59 @@ def convolve_forward(
 ):  # fmt: skip
     """y [tokens, C]."""
     _, token, c = tile_of(C, BT, BC)
-    row, position, left = places_of(token, tokens, T, places, PACKED)
-    total = sum_at(x, weight, bias, before, token, row, position, left, 0, c, C, W, BIAS)
+    row, position, _ = places_of(token, tokens, T, places, PACKED)
+    inside = token < tokens
+    taken = inputs_at(x, before, token, row, position, inside, c, C, W)
+    total = sum_of(taken, weight, bias, c, C, W, BIAS)
     where = y + token.to(tl.int64)[:, None] * C + c[None, :]
-    tl.store(where, (total * tl.sigmoid(total)).to(y.dtype.element_ty), (token < tokens)[:, None] & (c < C)[None, :])
+    tl.store(where, (total * tl.sigmoid(total)).to(y.dtype.element_ty), inside[:, None] & (c < C)[None, :])
 
 
 @triton.jit
-def convolve_backward(
-    x, weight, bias, before, places, dy, dx, shares, tokens, T, C,
+def convolve_slopes(
+    x, weight, bias, before, places, dy, slopes, shares, tokens, T, C,
     W: tl.constexpr, BIAS: tl.constexpr, PACKED: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """dx [tokens, C], and shares [tiles, W + 1, C] of the gradients of filters and bias."""
+    """slopes [tokens, C], gradients of what SiLU is taken of; shares [tiles, W + 1, C] of those of filters and bias."""
     tile, token, c = tile_of(C, BT, BC)
-    row, position, left = places_of(token, tokens, T, places, PACKED)
+    row, position, _ = places_of(token, tokens, T, places, PACKED)
+    inside = token < tokens
+    taken = inputs_at(x, before, token, row, position, inside, c, C, W)
+    total = sum_of(taken, weight, bias, c, C, W, BIAS)
+    gate = tl.sigmoid(total)
+    where, there = token.to(tl.int64)[:, None] * C + c[None, :], inside[:, None] & (c < C)[None, :]
+    slope = tl.load(dy + where, there, 0.0).to(tl.float32) * gate * (1 + total * (1 - gate))
+    tl.store(slopes + where, slope.to(slopes.dtype.element_ty), there)
     share = shares + tile.to(tl.int64) * (W + 1) * C + c
-    slope = slope_at(x, weight, bias, before, dy, token, row, position, left, 0, c, C, W, BIAS)
-    tl.store(share + W * C, tl.sum(slope, 0), c < C)
     for j in tl.static_range(W):
-        taken = input_at(x, before, token, row, position, left, j - (W - 1), c, C, W)
-        tl.store(share + j * C, tl.sum(slope * taken, 0), c < C)
-    total = slope * tl.load(weight + c * W + W - 1, c < C, 0.0).to(tl.float32)[None, :]
-    for later in tl.static_range(1, W):
-        w = tl.load(weight + c * W + W - 1 - later, c < C, 0.0).to(tl.float32)
-        slope = slope_at(x, weight, bias, before, dy, token, row, position, left, later, c, C, W, BIAS)
-        total += w[None, :] * slope
+        tl.store(share + j * C, tl.sum(slope * taken[j], 0), c < C)
+    tl.store(share + W * C, tl.sum(slope, 0), c < C)
+
+
+@triton.jit
+def convolve_turned(
+    weight, places, slopes, dx, tokens, T, C,
+    W: tl.constexpr, PACKED: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """dx [tokens, C]: x_t has a part in its own sum and in the W - 1 after it."""
+    _, token, c = tile_of(C, BT, BC)
+    _, _, left = places_of(token, tokens, T, places, PACKED)
+    total = turned_at(slopes, weight, token, left, W - 1, c, C, W)
     where = dx + token.to(tl.int64)[:, None] * C + c[None, :]
     tl.store(where, total.to(dx.dtype.element_ty), (token < tokens)[:, None] & (c < C)[None, :])
 
 
 @triton.jit
 def convolve_before_backward(
-    x, weight, bias, before, bounds, dy, dbefore, rows, C,
-    W: tl.constexpr, BIAS: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
+    weight, bounds, slopes, dbefore, rows, C, W: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr
 ):  # fmt: skip
     """dbefore [rows, W - 1, C]: what came before has a part in the first W - 1 tokens. bounds [rows + 1]."""
     _, row, c = tile_of(C, BT, BC)
     inside = row < rows
     token = tl.load(bounds + row, inside, 0)
     left = tl.load(bounds + row + 1, inside, 0) - token
-    position = row * 0
     for i in tl.static_range(W - 1):
-        total = tl.zeros([BT, BC], tl.float32)
-        for later in tl.static_range(i + 1):  # the token that reads it with filter number i - later
-            w = tl.load(weight + c * W + i - later, c < C, 0.0).to(tl.float32)
-            slope = slope_at(x, weight, bias, before, dy, token, row, position, left, later, c, C, W, BIAS)
-            total += w[None, :] * slope
+        total = turned_at(slopes, weight, token, left, i, c, C, W)
         where = dbefore + (row * (W - 1) + i).to(tl.int64)[:, None] * C + c[None, :]
         tl.store(where, total.to(dbefore.dtype.element_ty), inside[:, None] & (c < C)[None, :])
 
@@ -144,11 +154,13 @@ def _places(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     return torch.stack((sequence, token - bounds[sequence], bounds[sequence + 1] - token), 1)
 
 
-def _arguments(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor) -> tuple[list[Tensor], dict[str, int]]:
-    """(x, weight, bias, before), contiguous, the third something that is not read if there is none; and constants."""
-    tensors = [y.contiguous() for y in (x, weight, weight if bias is None else bias, before)]
-    constants = {"W": weight.shape[1], "BIAS": bias is not None, "BT": TOKENS, "BC": CHANNELS, "num_warps": WARPS}
-    return tensors, constants
+def _inputs(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor) -> list[Tensor]:
+    """(x, weight, bias, before), contiguous, the third something that is not read if there is none."""
+    return [y.contiguous() for y in (x, weight, weight if bias is None else bias, before)]
+
+
+def _tile() -> dict[str, int]:
+    return {"BT": TOKENS, "BC": CHANNELS, "num_warps": WARPS}
 
 
 def _grid(count: int, C: int) -> tuple[int]:
@@ -160,12 +172,13 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor, cu
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if x.numel() == 0:
         return y
-    B, T, C = x.shape
-    tensors, constants = _arguments(x, weight, bias, before)
+    (B, T, C), W = x.shape, weight.shape[1]
+    packed = cu_seqlens is not None
     with on_device(x):
         convolve_forward[_grid(B * T, C)](
-            *tensors, _places(x, cu_seqlens), y, B * T, T, C, PACKED=cu_seqlens is not None, **constants
-        )
+            *_inputs(x, weight, bias, before), _places(x, cu_seqlens), y, B * T, T, C,
+            W=W, BIAS=bias is not None, PACKED=packed, **_tile(),
+        )  # fmt: skip
     return y
 
 
@@ -186,21 +199,22 @@ def _convolve_backward(
     none = weight.new_empty(0)
     if x.numel() == 0:
         given = (x, weight, bias, before if to_before else None)
-        return [torch.zeros_like(y) if y is not None else none for y in given]
+        return [none if y is None else torch.zeros_like(y, memory_format=torch.contiguous_format) for y in given]
     (B, T, C), W = x.shape, weight.shape[1]
-    tensors, constants = _arguments(x, weight, bias, before)
-    dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+    packed, places, grid = cu_seqlens is not None, _places(x, cu_seqlens), _grid(B * T, C)
+    inputs = _inputs(x, weight, bias, before)
+    slopes, dx = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
     dbefore = before.new_empty(before.shape if to_before else (0,))
     shares = x.new_empty(parts(B * T, TOKENS), W + 1, C, dtype=torch.float32)
-    dy = dy.contiguous()
     with on_device(x):
-        convolve_backward[_grid(B * T, C)](
-            *tensors, _places(x, cu_seqlens), dy, dx, shares, B * T, T, C,
-            PACKED=cu_seqlens is not None, **constants,
+        convolve_slopes[grid](
+            *inputs, places, dy.contiguous(), slopes, shares, B * T, T, C,
+            W=W, BIAS=bias is not None, PACKED=packed, **_tile(),
         )  # fmt: skip
+        convolve_turned[grid](inputs[1], places, slopes, dx, B * T, T, C, W=W, PACKED=packed, **_tile())
         if dbefore.numel():
             convolve_before_backward[_grid(len(before), C)](
-                *tensors, token_bounds(x, cu_seqlens), dy, dbefore, len(before), C, **constants
+                inputs[1], token_bounds(x, cu_seqlens), slopes, dbefore, len(before), C, W=W, **_tile()
             )
     total = shares.sum(0)
     dbias = none if bias is None else total[W].to(bias.dtype)
