@@ -13,13 +13,18 @@ LIMIT = 240.0  # seconds
 DIRECTLY = (  # kernels that no pipeline launches
     "decode_token", "walk_tokens", "rows_forward", "rows_backward", "convolve_forward", "convolve_slopes",
     "convolve_turned", "convolve_before_backward",
+    "norm_forward", "norm_backward", "rotate_rows", "gate_forward", "gate_backward",
 )  # fmt: skip
 
 # Small shapes that between them launch everything: few heads and many, one span and several, and single tokens.
 CALLS = """
 import json, torch, varla
+from varla.ops.rotary import angles
 from varla.ops.settings import VLASettings
 from varla.ops.triton.convolution import convolve
+from varla.ops.triton.gate import gate
+from varla.ops.triton.norm import normalize
+from varla.ops.triton.rotary import turn
 from varla.ops.triton.s_part import SPart
 from varla.ops.triton.sequential import vla_sequential
 
@@ -58,6 +63,12 @@ for bounds in (None, torch.tensor([0, 1, 1, 40])):
     x = [torch.randn(*shape, device="cuda", requires_grad=True) for shape in ((1, 40, 70), (70, 4), (70,), (3, 3, 70))]
     x[3] = x[3] if bounds is not None else x[3][:1]
     convolve(*x, bounds).sum().backward()
+
+for N in (70, 3000):
+    x, weight = (torch.randn(*shape, device="cuda", requires_grad=True) for shape in ((33, N), (N,)))
+    gate(normalize(x, weight, 1e-6, x.dtype), x).sum().backward()
+x = torch.randn(2, 21, 3, 22, device="cuda", requires_grad=True)
+turn(x, *angles(torch.arange(21, device="cuda")[None], 22, 1e4, x.dtype), False).sum().backward()
 torch.cuda.synchronize()
 print(json.dumps(sorted(names)))
 """
