@@ -22,7 +22,7 @@ import json, torch, varla
 from varla.ops.rotary import angles
 from varla.ops.settings import VLASettings
 from varla.ops.triton.convolution import convolve
-from varla.ops.triton.gate import gate
+from varla.ops.triton.gate import gate as silu_gate
 from varla.ops.triton.norm import normalize
 from varla.ops.triton.rotary import turn
 from varla.ops.triton.s_part import SPart
@@ -66,7 +66,7 @@ for bounds in (None, torch.tensor([0, 1, 1, 40])):
 
 for N in (70, 3000):
     x, weight = (torch.randn(*shape, device="cuda", requires_grad=True) for shape in ((33, N), (N,)))
-    gate(normalize(x, weight, 1e-6, x.dtype), x).sum().backward()
+    silu_gate(normalize(x, weight, 1e-6, x.dtype), x).sum().backward()
 x = torch.randn(2, 21, 3, 22, device="cuda", requires_grad=True)
 turn(x, *angles(torch.arange(21, device="cuda")[None], 22, 1e4, x.dtype), False).sum().backward()
 torch.cuda.synchronize()
