@@ -12,7 +12,7 @@ from benchmarks.gpu.record import Found, Options
 LIMIT = 240.0  # seconds
 DIRECTLY = (  # kernels that no pipeline launches
     "decode_token", "walk_tokens", "rows_forward", "rows_backward", "convolve_forward", "convolve_backward",
-    "convolve_before_backward",
+    "convolve_before_backward", "directions_forward", "directions_backward",
 )  # fmt: skip
 
 # Small shapes that between them launch everything: few heads and many, one span and several, and single tokens.
