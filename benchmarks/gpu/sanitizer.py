@@ -14,6 +14,7 @@ DIRECTLY = (  # kernels that no pipeline launches
     "decode_token", "walk_tokens", "rows_forward", "rows_backward", "convolve_forward", "convolve_slopes",
     "convolve_turned", "convolve_before_backward",
     "norm_forward", "norm_backward", "rotate_rows", "gate_forward", "gate_backward",
+    "directions_forward", "directions_backward",
 )  # fmt: skip
 
 # Small shapes that between them launch everything: few heads and many, one span and several, and single tokens.

@@ -121,20 +121,19 @@ def _kernels(
     keep: bool,
 ) -> list[Tensor]:
     """Token by token for short sequences, else in chunks."""
-    from varla.ops.triton import chunks_triton, rows_triton
+    from varla.ops.triton import chunks_triton, directions, rows_triton
 
     q, k, v, beta = inputs
     (S,) = state
-    q, k = (feature(x.float(), settings.feature_map) for x in (q, k))
-    q = unit(q)[0] if settings.normalize_query else q
-    k = unit(k)[0] if settings.normalize_key else k
-    q, beta = q * settings.scale, beta.float()
-    if short(q, S, KERNEL_TOKENS):
-        found: list[Tensor] = rows_triton(q, k, v, None, beta[..., 0], S, cu_seqlens, True, keep)
+    in_chunks = not short(q, S, KERNEL_TOKENS)
+    dtype = v.dtype if in_chunks else torch.float32
+    (q,) = directions(q, None, settings.feature_map, settings.normalize_query, settings.scale, dtype)
+    k, *a = directions(k, beta if in_chunks else None, settings.feature_map, settings.normalize_key, 1.0, dtype)
+    if not in_chunks:
+        found: list[Tensor] = rows_triton(q, k, v, None, beta[..., 0].float(), S, cu_seqlens, True, keep)
         return found
-    rounded = (x.to(v.dtype) for x in (q, k, v, beta * k))
     none = S.new_zeros(*S.shape[:2], S.shape[3])  # there is no normaliser
-    o, S, *_ = chunks_triton(*rounded, S, none, cu_seqlens, 1.0, False, True, keep)
+    o, S, *_ = chunks_triton(q, k, v, *a, S, none, cu_seqlens, 1.0, False, True, keep)
     return [o, S]
 
 

@@ -49,6 +49,18 @@ def unit_backward(grad: Tensor, y: Tensor, inverse: Tensor) -> Tensor:
     return (grad - y * (y * grad).sum(-1, keepdim=True)) * inverse
 
 
+def directions(
+    x: Tensor, beta: Tensor | None, kind: str, normalize: bool, scale: float, dtype: torch.dtype
+) -> list[Tensor]:
+    """[y], or [y, beta y] if there is a beta [..., 1]: y = scale * feature(x), of length `scale` with `normalize`.
+
+    Worked out in float32 or wider, and only then rounded to `dtype`.
+    """
+    y = feature(x.to(torch.promote_types(x.dtype, torch.float32)), kind)
+    y = (unit(y)[0] if normalize else y) * scale
+    return [y.to(dtype)] if beta is None else [y.to(dtype), (beta.to(y.dtype) * y).to(dtype)]
+
+
 def safe_reciprocal(x: Tensor) -> Tensor:
     """1 / x, and 0 (with gradient 0) where x is 0. NaN stays NaN."""
     zero = x == 0

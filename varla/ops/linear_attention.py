@@ -95,13 +95,14 @@ def _kernels(
 
     In the former, the normaliser is one more row of S, whose value is always 1: it becomes z, and reads z . q.
     """
-    from varla.ops.triton import chunks_triton, rows_triton
+    from varla.ops.triton import chunks_triton, directions, rows_triton
 
     q, k, v = inputs
     S, z = state
-    q, k = (feature(x.float(), settings.feature_map) for x in (q, k))
-    if not short(q, S, KERNEL_TOKENS):
-        q, k = q.to(v.dtype), k.to(v.dtype)
+    in_chunks = not short(q, S, KERNEL_TOKENS)
+    dtype = v.dtype if in_chunks else torch.float32
+    q, k = (directions(x, None, settings.feature_map, False, 1.0, dtype)[0] for x in (q, k))
+    if in_chunks:
         o, S, z, *_ = chunks_triton(q, k, v, k, S, z, cu_seqlens, settings.eps, settings.normalizer, False, keep)
         return [o, S, z]
     extended = pad(v.float(), (0, 1), value=1.0)

@@ -11,7 +11,7 @@ from benchmarks.gpu import sanitizer
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the calls are made on the CPU")
 def test_the_calls_launch_every_kernel(monkeypatch, capsys):
     pytest.importorskip("triton")
-    from varla.ops.triton import convolution, decode, gate, norm, rotary, sequential, token_rows
+    from varla.ops.triton import convolution, decode, feature_op, gate, norm, rotary, sequential, token_rows
     from varla.ops.triton.s_part import SPart
 
     class Kernel:
@@ -24,7 +24,7 @@ def test_the_calls_launch_every_kernel(monkeypatch, capsys):
             return lambda *arguments, **options: directly.add(self.name)
 
     directly = set()
-    for module in (convolution, decode, gate, norm, rotary, sequential, token_rows):
+    for module in (convolution, decode, feature_op, gate, norm, rotary, sequential, token_rows):
         for name in sanitizer.DIRECTLY:
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, Kernel(name))

@@ -24,6 +24,8 @@ pytestmark = pytest.mark.skipif(not triton_interpreted(), reason="on a GPU, comp
 if triton_interpreted():
     from tests.ops.triton.bounds import OutOfBounds, watched
 
+PREPARED = ("directions_forward", "directions_backward")  # queries and keys, before a mechanism's own kernels
+
 
 @triton.jit
 def copy(x, y, n, beyond, BLOCK: tl.constexpr):
@@ -95,17 +97,18 @@ def test_others_in_chunks(buffer: torch.dtype, monkeypatch: pytest.MonkeyPatch) 
     go_token_by_token(monkeypatch, up_to=0)
     q, k, v, _ = inputs(2, 70, 2, 5, 40, buffer)
     gate = torch.rand(2, 70, 2).to(buffer).requires_grad_()
-    assert "turn" in both(varla.delta_rule, [q, k, v, gate])
-    assert "finish" in both(varla.linear_attention, [q, k, v])
+    assert {"turn", *PREPARED} <= both(varla.delta_rule, [q, k, v, gate])
+    assert {"finish", *PREPARED} <= both(varla.linear_attention, [q, k, v])
 
 
 @pytest.mark.parametrize(("D", "Dv"), [(8, 8), (5, 40)])
 def test_token_by_token(D: int, Dv: int) -> None:
     q, k, v, _ = inputs(1, 19, 2, D, Dv, torch.float32)
     gate = torch.rand(1, 19, 2, Dv, requires_grad=True)
-    calls = [(varla.linear_attention, []), (varla.delta_rule, [gate[..., 0]]), (varla.decayed_delta_rule, [-gate])]
-    for call, more in calls:
-        assert both(call, [q, k, v, *more]) == {"rows_forward", "rows_backward"}
+    walked = {"rows_forward", "rows_backward"}
+    assert both(varla.linear_attention, [q, k, v]) == {*walked, *PREPARED}
+    assert both(varla.delta_rule, [q, k, v, gate[..., 0]]) == {*walked, *PREPARED}
+    assert both(varla.decayed_delta_rule, [q, k, v, -gate]) == walked
 
 
 def test_decode_and_the_sequential_kernel() -> None:

@@ -8,7 +8,7 @@ import torch
 
 import varla
 from tests.ops.cases import randn
-from tests.ops.triton.cases import DEVICE, assert_fakes_agree, gpu, relative
+from tests.ops.triton.cases import DEVICE, assert_fakes_agree, gpu, relative, round_to_nearest
 from tests.ops.triton.mechanisms import (
     KINDS,
     B,
@@ -92,7 +92,8 @@ def test_no_tokens(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", CHUNKED)
 @pytest.mark.parametrize(("D", "dtype"), [(16, torch.bfloat16), (24, torch.bfloat16), (16, torch.float16)])
-def test_low_precision_inputs(D: int, dtype: torch.dtype, kind: str) -> None:
+def test_low_precision_inputs(D: int, dtype: torch.dtype, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    round_to_nearest(monkeypatch)
     inputs, state = make(kind, CHUNK + 6, D)
     inputs = [x.to(dtype).double() for x in inputs]
     state = state.of(x.float().double() if x.is_floating_point() else x for x in state.tensors().values())

@@ -3,7 +3,7 @@
     S <- S (I - k a^T) + v a^T   with a = beta k: the delta rule
     S <- S + v a^T               with a = k: linear attention
 
-Queries, keys and directions come as S meets them: feature map, normalisation and strengths are PyTorch's business.
+Queries, keys and directions come as S meets them: feature map, normalisation and strengths are `feature_op`'s business.
 """
 
 from collections.abc import Sequence
