@@ -17,6 +17,7 @@ from varla.ops.triton import norm
 from varla.ops.triton.norm import NUMBERS, TILES, normalize
 
 EPS = 1e-5
+ROWS = NUMBERS // 64  # of a tile, 64 wide
 
 
 def outcome(
@@ -52,9 +53,10 @@ def test_a_row_of_one_has_hardly_a_slope() -> None:
     assert errors["dx"] <= 1e-3  # of EPS / x ** 3: what is left of 1 / x - x ** 2 / x ** 3
 
 
-@pytest.mark.parametrize("rows", [1, 2, 31, 32, 33, 32 * TILES - 1, 32 * TILES + 1, 64 * TILES + 33])
+@pytest.mark.parametrize(
+    "rows", [1, 2, ROWS - 1, ROWS, ROWS + 1, ROWS * TILES - 1, ROWS * TILES + 1, 3 * ROWS * TILES + 33]
+)
 def test_every_number_of_rows(rows: int) -> None:
-    assert NUMBERS == 32 * 64  # rows of a tile
     assert max(compared((rows, 64), FLOAT).values()) <= 1e-6
 
 

@@ -21,7 +21,8 @@ from varla.ops.operator import operator
 from varla.ops.packing import sequence_of, token_bounds
 from varla.ops.triton.plan import on_device, parts
 
-TOKENS, CHANNELS, WARPS = 64, 32, 8  # of a program: eight numbers to a thread leave room for others beside it
+# Of a program. On an H200 94 us forward and 288 backward at [65536, 512]; with 64 x 32 and 8 warps 111 and 500.
+TOKENS, CHANNELS, WARPS = 64, 64, 4
 
 
 @triton.jit
