@@ -21,8 +21,8 @@ from varla.ops.operator import operator
 from varla.ops.packing import sequence_of, token_bounds
 from varla.ops.triton.plan import on_device, parts
 
-# Of a program. On an H200 94 us forward and 288 backward at [65536, 512]; with 64 x 32 and 8 warps 111 and 500.
-TOKENS, CHANNELS, WARPS = 64, 64, 4
+TOKENS, CHANNELS, WARPS = 16, 128, 4  # of a tile
+SLOPES, TILES = (16, 64, 4), 16  # the same of the kernel that makes slopes, and its tiles to a program
 
 
 @triton.jit
@@ -99,23 +99,35 @@ def convolve_forward(
 
 @triton.jit
 def convolve_slopes(
-    x, weight, bias, before, places, dy, slopes, shares, tokens, T, C,
-    W: tl.constexpr, BIAS: tl.constexpr, PACKED: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
+    x, weight, bias, before, places, dy, slopes, shares, tokens, T, C, W: tl.constexpr, BIAS: tl.constexpr,
+    PACKED: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """slopes [tokens, C], gradients of what SiLU is taken of; shares [tiles, W + 1, C] of those of filters and bias."""
-    tile, token, c = tile_of(C, BT, BC)
-    row, position, _ = places_of(token, tokens, T, places, PACKED)
-    inside = token < tokens
-    taken = inputs_at(x, before, token, row, position, inside, c, C, W)
-    total = sum_of(taken, weight, bias, c, C, W, BIAS)
-    gate = tl.sigmoid(total)
-    where, there = token.to(tl.int64)[:, None] * C + c[None, :], inside[:, None] & (c < C)[None, :]
-    slope = tl.load(dy + where, there, 0.0).to(tl.float32) * gate * (1 + total * (1 - gate))
-    tl.store(slopes + where, slope.to(slopes.dtype.element_ty), there)
-    share = shares + tile.to(tl.int64) * (W + 1) * C + c
-    for j in tl.static_range(W):
-        tl.store(share + j * C, tl.sum(slope * taken[j], 0), c < C)
-    tl.store(share + W * C, tl.sum(slope, 0), c < C)
+    """slopes [tokens, C], gradients of what SiLU is taken of; shares [programs, W + 1, C] of those of filters and bias.
+
+    A program goes through TILES tiles, so that it sums over tokens that other threads have but once.
+    """
+    stretch, token, c = tile_of(C, BT, BC)
+    sums = ()
+    for _j in tl.static_range(W + 1):
+        sums += (tl.zeros([BT, BC], tl.float32),)
+    for i in range(TILES):
+        token = (stretch * TILES + i) * BT + tl.arange(0, BT)
+        row, position, left = places_of(token, tokens, T, places, PACKED)
+        inside = token < tokens
+        taken = inputs_at(x, before, token, row, position, inside, c, C, W)
+        total = sum_of(taken, weight, bias, c, C, W, BIAS)
+        gate = tl.sigmoid(total)
+        where, there = token.to(tl.int64)[:, None] * C + c[None, :], inside[:, None] & (c < C)[None, :]
+        slope = tl.load(dy + where, there, 0.0).to(tl.float32) * gate * (1 + total * (1 - gate))
+        tl.store(slopes + where, slope.to(slopes.dtype.element_ty), there)
+        added = ()
+        for j in tl.static_range(W):
+            added += (sums[j] + slope * taken[j],)
+        added += (sums[W] + slope,)
+        sums = added
+    share = shares + stretch.to(tl.int64) * (W + 1) * C + c
+    for j in tl.static_range(W + 1):
+        tl.store(share + j * C, tl.sum(sums[j], 0), c < C)
 
 
 @triton.jit
@@ -178,7 +190,7 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor, cu
     with on_device(x):
         convolve_forward[_grid(B * T, C)](
             *_inputs(x, weight, bias, before), _places(x, cu_seqlens), y, B * T, T, C,
-            W=W, BIAS=bias is not None, PACKED=packed, **_tile(),
+            W=W, BIAS=bias is not None, PACKED=packed, TILES=4, **_tile(),
         )  # fmt: skip
     return y
 
@@ -206,11 +218,13 @@ def _convolve_backward(
     inputs = _inputs(x, weight, bias, before)
     slopes, dx = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
     dbefore = before.new_empty(before.shape if to_before else (0,))
-    shares = x.new_empty(parts(B * T, TOKENS), W + 1, C, dtype=torch.float32)
+    BT, BC, warps = SLOPES
+    stretches = parts(B * T, BT * TILES)
+    shares = x.new_empty(stretches, W + 1, C, dtype=torch.float32)
     with on_device(x):
-        convolve_slopes[grid](
+        convolve_slopes[(stretches * parts(C, BC),)](
             *inputs, places, dy.contiguous(), slopes, shares, B * T, T, C,
-            W=W, BIAS=bias is not None, PACKED=packed, **_tile(),
+            W=W, BIAS=bias is not None, PACKED=packed, BT=BT, BC=BC, TILES=TILES, num_warps=warps,
         )  # fmt: skip
         convolve_turned[grid](inputs[1], places, slopes, dx, B * T, T, C, W=W, PACKED=packed, **_tile())
         if dbefore.numel():
