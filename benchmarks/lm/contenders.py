@@ -22,12 +22,12 @@ class Contender:
 
 
 CONTENDERS: dict[str, Contender] = {
-    "softmax": Contender(("softmax",), 0.83e6),  # with rotary positions: the presets'
-    "linear": Contender(("linear",), 0.90e6),
-    "deltanet": Contender(("deltanet",), 0.69e6),
-    "vla": Contender(("vla",), 0.78e6),
-    "vla, A fixed": Contender(("vla",), 0.94e6, {"vla": {"update_penalty": False}}),
-    "vla and softmax": Contender(("vla", "vla", "vla", "softmax"), 0.79e6),
+    "softmax": Contender(("softmax",), 1.41e6),  # with rotary positions: the presets'
+    "linear": Contender(("linear",), 1.57e6),
+    "deltanet": Contender(("deltanet",), 1.40e6),
+    "vla": Contender(("vla",), 0.99e6),
+    "vla, A fixed": Contender(("vla",), 1.26e6, {"vla": {"update_penalty": False}}),
+    "vla and softmax": Contender(("vla", "vla", "vla", "softmax"), 1.08e6),
 }
 
 

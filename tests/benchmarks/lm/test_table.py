@@ -1,7 +1,11 @@
 """The table of docs/language.md is that of the recorded runs."""
 
+import json
+import statistics
+
 import pytest
 
+from benchmarks import measure
 from benchmarks.lm import contenders, table
 from benchmarks.lm.contenders import FULL, budget
 
@@ -67,3 +71,41 @@ def test_the_table_is_drawn_between_its_marks():
     assert table.drawn(page, "new") == f"before\n{table.BEGIN}\nnew\n{table.END}\nafter\n"
     with pytest.raises(ValueError, match="no place for the table"):
         table.drawn("nothing", "new")
+
+
+def test_what_the_docs_say_of_softmax_is_recorded():
+    page = " ".join(table.DOCS.read_text().split())
+    again = json.loads((measure.RESULTS / "lm_again.json").read_text())["runs"]
+    runs = [run for run in table.recorded() if run["settings"]["contender"] == "softmax"]
+
+    def bits(of, purpose, rate, seed):
+        found = [
+            run["bits per byte"]["2048"]
+            for run in of
+            if [run["settings"][name] for name in ("purpose", "rate", "seed")] == [purpose, rate, seed]
+        ]
+        return f"{found[0]:.3f}"
+
+    first, second = (bits(of, "report", 0.0045, 1) for of in (again, runs))
+    assert f"had {first} at 2k where this run has {second}" in page
+    first, second = (bits(of, "choice", 0.0135, 0) for of in (runs, again))
+    assert f"with the same code had {first} and {second}" in page
+    first, second = (bits(of, "choice", 0.0045, 0) for of in (runs, again))
+    assert f"another {first} and {second} before and after" in page
+
+
+def test_what_the_docs_say_of_differences_is_recorded():
+    page = " ".join(table.DOCS.read_text().split())
+    mean = {}
+    for run in table.comparable([run for run in table.recorded() if run["settings"]["purpose"] == "report"]):
+        for context, value in run["bits per byte"].items():
+            mean.setdefault((run["settings"]["contender"], context), []).append(value)
+
+    def gain(of, over, context):
+        return statistics.mean(mean[over, context]) - statistics.mean(mean[of, context])
+
+    assert f"Updating A helps**: {gain('vla', 'vla, A fixed', '2048'):.3f} at 2k" in page
+    assert f"and {gain('vla', 'vla, A fixed', '32768'):.3f} at 32k" in page
+    assert f"VLA gain {gain('vla and softmax', 'vla', '2048'):.3f} at 2k over VLA alone" in page
+    behind = (f"{gain('deltanet', 'vla', context):.2f}" for context in ("2048", "32768"))
+    assert "{} bits per byte behind at the length it was trained on, {} at 32k".format(*behind) in page

@@ -72,6 +72,8 @@ def report_launches(arch: int) -> None:
 
     def launch(self: Any, *values: Any, grid: Any, warmup: bool, **named: Any) -> None:
         options = {name: named.pop(name) for name in ("num_warps", "num_stages", "maxnreg") if name in named}
+        if strangers := named.keys() - set(self.arg_names):
+            raise TypeError(f"{self.__name__} has no {sorted(strangers)}; the interpreter would not mind, a GPU does")
         found = report(self, {**dict(zip(self.arg_names, values, strict=False)), **named}, arch, options)
         print(json.dumps(found), flush=True)
 

@@ -57,7 +57,7 @@ def test_the_plain_form_is_the_sum() -> None:
 
 
 @pytest.mark.parametrize("W", [1, 2, 4, 5])
-@pytest.mark.parametrize("T", [1, 2, TOKENS, 2 * TOKENS + 3])
+@pytest.mark.parametrize("T", [1, 2, TOKENS, 5 * TOKENS + 3])
 def test_every_length_and_width(T: int, W: int) -> None:
     assert_agrees(make(2, T, 5, W))
 
@@ -72,6 +72,19 @@ def test_tiles_are_read_at_the_call(tile: tuple[int, int, int], monkeypatch: pyt
     for name, value in zip(("TOKENS", "CHANNELS", "WARPS"), tile, strict=True):
         monkeypatch.setattr(f"varla.ops.triton.convolution.{name}", value)
     assert_agrees(make(2, 37, 40, 4))
+
+
+@pytest.mark.parametrize("slopes", [((4, 16, 1), 3), ((16, 16, 1), 2), ((8, 64, 2), 1)])
+@pytest.mark.parametrize("packed", [False, True])
+def test_slopes_of_several_programs(
+    slopes: tuple[tuple[int, int, int], int], packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in zip(("SLOPES", "TILES"), slopes, strict=True):
+        monkeypatch.setattr(f"varla.ops.triton.convolution.{name}", value)
+    if packed:
+        assert_agrees(make(1, 75, 40, 4, rows=4), torch.tensor([0, 13, 13, 40, 75]))
+    else:
+        assert_agrees(make(2, 37, 40, 4))
 
 
 @pytest.mark.parametrize("lengths", [[20, 0, 1, 2, 41, 0], [3], [0, 0, 1], [1, 1, 2, 3, 1], [TOKENS - 1, 1, 2, TOKENS]])

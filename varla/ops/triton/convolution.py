@@ -21,8 +21,10 @@ from varla.ops.operator import operator
 from varla.ops.packing import sequence_of, token_bounds
 from varla.ops.triton.plan import on_device, parts
 
+# On an H200, at [65536, 512] in bfloat16: 73 us forward and 201 backward. Wider tiles of slopes take up to twice as long,
+# and as 64 tokens of 32 channels, summed tile by tile, it was 111 and 500.
 TOKENS, CHANNELS, WARPS = 16, 128, 4  # of a tile
-SLOPES, TILES = (16, 64, 4), 16  # the same of the kernel that makes slopes, and its tiles to a program
+SLOPES, TILES = (32, 32, 4), 32  # the same of the kernel that makes slopes, and its tiles to a program
 
 
 @triton.jit
@@ -190,7 +192,7 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor, cu
     with on_device(x):
         convolve_forward[_grid(B * T, C)](
             *_inputs(x, weight, bias, before), _places(x, cu_seqlens), y, B * T, T, C,
-            W=W, BIAS=bias is not None, PACKED=packed, TILES=4, **_tile(),
+            W=W, BIAS=bias is not None, PACKED=packed, **_tile(),
         )  # fmt: skip
     return y
 
