@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import signal
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -178,6 +179,35 @@ def test_tensorboards_files_are_in_the_runs_folder(text, tmp_path, monkeypatch):
         assert len(list((tmp_path / name / "logs").glob("events*"))) == 1
     assert not (tmp_path / "elsewhere").exists()
     assert os.environ["TENSORBOARD_LOGGING_DIR"] == str(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("train.report_to=nonsense", "nonsense is not supported, only"),
+        ("train.report_to=comet_ml", "the Trainer cannot begin: CometCallback requires comet"),
+        ("train.fsdp=true", "only works in distributed training"),
+    ],
+)
+def test_what_the_trainer_refuses_leaves_the_folder_free(text, tmp_path, change, message):
+    folder = tmp_path / "run"
+    with pytest.raises(ValueError, match=message):
+        train(settings(text, change, "train.max_steps=1"), folder)
+    assert [path.name for path in folder.iterdir()] == ["tokens"]
+    assert train(settings(text, "train.max_steps=1"), folder)["status"] == "finished"
+
+
+def test_what_the_trainer_refuses_is_no_reason_to_give_up_a_run(run, monkeypatch):
+    folder, _ = run
+    before = sorted(path.name for path in folder.iterdir())
+    (folder / "record.json").rename(folder / "aside")
+    monkeypatch.setattr("varla.lm.training.Trainer", Mock(side_effect=RuntimeError("no such package")))
+    try:
+        with pytest.raises(ValueError, match="the Trainer cannot begin: no such package"):
+            train(read_settings(folder), folder, resume=True)
+    finally:
+        (folder / "aside").rename(folder / "record.json")
+    assert sorted(path.name for path in folder.iterdir()) == before
 
 
 def test_what_is_wrong_leaves_the_folder_free(text, tmp_path):

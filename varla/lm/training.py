@@ -85,17 +85,18 @@ def train(settings: LMSettings, folder: str | Path, *, resume: bool = False) -> 
         over = last is not None and steps_of(last) >= arguments.max_steps > 0
         if over:  # and cut short after that: again, it would make one step more
             model = VarlaForCausalLM.from_pretrained(last)
-        trainer = Trainer(
-            model,
-            arguments,
-            train_dataset=Rows(train_text, settings.data.context),
-            eval_dataset=None if validation is None else Rows(validation, settings.data.context),
-            data_collator=collate,
-            processing_class=tokenizer,
-            callbacks=[Watch(stop)],
-        )
-        if arguments.fsdp and not trainer.is_fsdp_enabled:
-            raise ValueError("train.fsdp needs GPUs: nothing would be sharded here")
+        with _given_back(folder, main and not resume):
+            trainer = Trainer(
+                model,
+                arguments,
+                train_dataset=Rows(train_text, settings.data.context),
+                eval_dataset=None if validation is None else Rows(validation, settings.data.context),
+                data_collator=collate,
+                processing_class=tokenizer,
+                callbacks=[Watch(stop)],
+            )
+            if arguments.fsdp and not trainer.is_fsdp_enabled:
+                raise ValueError("train.fsdp needs GPUs: nothing would be sharded here")
         metrics: Mapping[str, float] = {} if over else trainer.train(resume_from_checkpoint=last).metrics
         steps = arguments.max_steps if over else trainer.state.global_step
         if not math.isfinite(loss := metrics.get("train_loss", 0.0)):  # of steps that were not logged
@@ -121,6 +122,20 @@ def train(settings: LMSettings, folder: str | Path, *, resume: bool = False) -> 
             tokenizer.save_pretrained(folder / "model")
             Run(folder).write_record(record)
     return record
+
+
+@contextmanager
+def _given_back(folder: Path, ours: bool) -> Iterator[None]:
+    """Where the Trainer cannot begin, the folder that became `ours` is free again, but for its tokens."""
+    try:
+        yield
+    except Exception as error:
+        if ours:
+            for name in ("config.yaml", "texts.json", ".lock"):
+                (folder / name).unlink(missing_ok=True)
+        if isinstance(error, (ValueError, TypeError, OSError)):
+            raise
+        raise ValueError(f"the Trainer cannot begin: {error}") from error  # no such package, no network
 
 
 @contextmanager

@@ -21,6 +21,13 @@ from varla.ops.triton.convolution import CHANNELS, TOKENS, convolve
 NAMES = ("x", "weight", "bias", "before")
 
 
+@pytest.fixture(autouse=True)
+def few_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the interpreter a program takes its time for every tile, also for those without tokens."""
+    if DEVICE == "cpu":
+        monkeypatch.setattr("varla.ops.triton.convolution.TILES", 2)
+
+
 def make(B: int, T: int, C: int, W: int, bias: bool = True, rows: int | None = None) -> dict[str, Any]:
     shapes = {"x": (B, T, C), "weight": (C, W), "bias": (C,), "before": (rows or B, W - 1, C)}
     found = {name: randn(*shape, seed=i).float().double() for i, (name, shape) in enumerate(shapes.items())}
