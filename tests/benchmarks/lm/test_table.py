@@ -88,6 +88,13 @@ def test_what_the_docs_say_of_softmax_is_recorded():
 
     first, second = (bits(of, "report", 0.0045, 1) for of in (again, runs))
     assert f"had {first} at 2k where this run has {second}" in page
+    curves = [
+        dict(next(run["loss"] for run in of if run["settings"]["purpose"] == "report" and run["settings"]["seed"] == 1))
+        for of in (again, runs)
+    ]
+    apart = [step for step in curves[0] if abs(curves[0][step] - curves[1][step]) > 0.02]
+    assert "within 0.02 of each other for 480 of 762 steps" in page
+    assert min(apart) > 480
     first, second = (bits(of, "choice", 0.0135, 0) for of in (runs, again))
     assert f"with the same code had {first} and {second}" in page
     first, second = (bits(of, "choice", 0.0045, 0) for of in (runs, again))
