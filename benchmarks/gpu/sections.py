@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 import varla
-from benchmarks.gpu import accuracy, cold, decode, linear, paper, sanitizer, speed
+from benchmarks.gpu import accuracy, cold, decode, linear, paper, parts, sanitizer, speed
 from benchmarks.gpu.record import Found, Options, save, text_of
 
 # The peers' section last: see `speed.run`.
@@ -15,6 +15,7 @@ SECTIONS: dict[str, Callable[[Found, Options], None]] = {
     "paper": paper.run,
     "decode": decode.run,
     "linear": linear.run,
+    "parts": parts.run,
     "sanitizer": sanitizer.run,
     "cold": cold.run,
     "speed": speed.run,
