@@ -1,5 +1,7 @@
 """What the operators do at the edges of what they accept: nothing to do, zeros, NaN, derivatives they do not have."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.autograd import forward_ad
@@ -25,6 +27,7 @@ from tests.ops.operators import (
     outcome,
     token,
 )
+from varla.ops.backends import FEW, worth_a_kernel
 
 NAN = float("nan")
 LONG = 37
@@ -57,6 +60,20 @@ def test_the_listing_of_backends_describes_each():
         assert isinstance(backend.available, bool)
         assert (backend.reason is None) if backend.available else bool(backend.reason)
     assert all(listing[name].available for name in ("reference", "scan", "chunk"))
+
+
+@pytest.mark.parametrize(
+    ("cuda", "count", "dtype", "wanted"),
+    [
+        (True, FEW, torch.bfloat16, True),
+        (True, FEW - 1, torch.float32, False),
+        (True, FEW, torch.float64, False),
+        (False, FEW, torch.float32, False),
+    ],
+)
+def test_what_is_worth_a_kernel(cuda, count, dtype, wanted):
+    pytest.importorskip("triton")
+    assert worth_a_kernel(SimpleNamespace(is_cuda=cuda, numel=lambda: count, dtype=dtype)) == wanted
 
 
 def test_the_listing_of_backends_is_a_copy():

@@ -57,6 +57,16 @@ def no_kernels(like: Tensor, instead: str = "another form") -> str | None:
     return f"the kernels compute in float32; use {instead} for float64 inputs" if like.dtype == torch.float64 else None
 
 
+# Below so many numbers PyTorch's own norms and gates are taken: all of them wait for the host there, and PyTorch's cost
+# it less. A step of decoding has some hundreds.
+FEW = 2**20
+
+
+def worth_a_kernel(like: Tensor) -> bool:
+    """Whether a kernel for what PyTorch can do in a few of its own should take a tensor like this one."""
+    return like.is_cuda and like.numel() >= FEW and no_kernels(like) is None
+
+
 def cannot_launch(sizes: Mapping[str, int], like: Tensor, instead: str) -> str | None:
     """Why the kernels cannot take inputs like this one here, and which backend to use `instead`; None if they can."""
     missing = no_kernels(like, f"backend={instead!r}")

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from varla.ops.backends import no_kernels
+from varla.ops.backends import worth_a_kernel
 
 WIDEST = 8192  # a row beyond does not fit into a program's registers
 
@@ -12,16 +12,16 @@ WIDEST = 8192  # a row beyond does not fit into a program's registers
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """[*, N] to [*, N] of x and weight [N], in the wider of their types, found in float32 or better.
 
-    On a GPU one kernel, else PyTorch's. Under autocast, the kernel's result has autocast's type: that is what the
-    matrix after it would make of it.
+    On a GPU one kernel where x is large, else PyTorch's. Under autocast the result on a GPU has autocast's type: that
+    is what the matrix after it would make of it.
     """
     wide = torch.promote_types(x.dtype, weight.dtype)
-    if x.is_cuda and weight.shape[0] <= WIDEST and wide != torch.float64 and no_kernels(x) is None:
+    found = torch.get_autocast_dtype("cuda") if x.is_cuda and torch.is_autocast_enabled("cuda") else wide
+    if worth_a_kernel(x) and weight.shape[0] <= WIDEST and wide != torch.float64:
         from varla.ops.triton.norm import normalize
 
-        found = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else wide
         return normalize(x, weight, eps, found)  # type: ignore[no-any-return]
-    return plain(x, weight, eps, wide)
+    return plain(x, weight, eps, wide).to(found)
 
 
 def plain(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:

@@ -12,7 +12,7 @@ from varla.ops.norm import WIDEST, plain, rms_norm
 
 pytest.importorskip("triton")
 
-from varla.ops.backends import triton_interpreted
+from varla.ops.backends import FEW, triton_interpreted, worth_a_kernel
 from varla.ops.triton import norm
 from varla.ops.triton.norm import NUMBERS, TILES, normalize
 
@@ -152,7 +152,9 @@ class TestOnTheGPU:
         bound = 2e-6 if dtype == torch.float32 else torch.finfo(dtype).eps
         assert not {name: error for name, error in errors.items() if not error <= bound}
 
-    def test_under_autocast(self) -> None:
+    @pytest.mark.parametrize("few", [0, FEW])
+    def test_under_autocast(self, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(worth_a_kernel.__globals__, "FEW", few)
         x, weight = torch.randn(4, 50, 64, device="cuda"), torch.randn(64, device="cuda")
         with torch.autocast("cuda", torch.bfloat16):
             found = rms_norm(x, weight, EPS)
@@ -160,7 +162,8 @@ class TestOnTheGPU:
         assert rms_norm(x, weight, EPS).dtype == torch.float32
         assert relative(found, plain(x, weight, EPS, torch.float32)) <= 4e-3
 
-    def test_float64_is_pytorchs(self) -> None:
+    def test_float64_is_pytorchs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(worth_a_kernel.__globals__, "FEW", 0)
         x, weight = torch.randn(4, 64, device="cuda").double(), torch.randn(64, device="cuda")
         for given in ((x, weight), (x.float(), weight.double())):
             found = rms_norm(*given, EPS)
@@ -173,6 +176,7 @@ class TestOnTheGPU:
 
     def test_rows_that_do_not_fit_are_pytorchs(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delattr(norm, "norm_forward")
+        monkeypatch.setitem(worth_a_kernel.__globals__, "FEW", 0)
         x = torch.randn(2, WIDEST + 1, device="cuda")
         weight = torch.ones(WIDEST + 1, device="cuda")
         assert relative(rms_norm(x, weight, EPS), plain(x.cpu(), weight.cpu(), EPS, torch.float32)) <= 1e-6
