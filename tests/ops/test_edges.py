@@ -1,7 +1,5 @@
 """What the operators do at the edges of what they accept: nothing to do, zeros, NaN, derivatives they do not have."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch.autograd import forward_ad
@@ -27,7 +25,7 @@ from tests.ops.operators import (
     outcome,
     token,
 )
-from varla.ops.backends import FEW, worth_a_kernel
+from varla.ops.backends import FEW, transformed, worth_a_kernel
 
 NAN = float("nan")
 LONG = 37
@@ -62,18 +60,41 @@ def test_the_listing_of_backends_describes_each():
     assert all(listing[name].available for name in ("reference", "scan", "chunk"))
 
 
+class OnGPU(torch.Tensor):
+    is_cuda = True
+
+
 @pytest.mark.parametrize(
-    ("cuda", "count", "dtype", "wanted"),
+    ("kind", "count", "dtype", "wanted"),
     [
-        (True, FEW, torch.bfloat16, True),
-        (True, FEW - 1, torch.float32, False),
-        (True, FEW, torch.float64, False),
-        (False, FEW, torch.float32, False),
+        (OnGPU, FEW, torch.bfloat16, True),
+        (OnGPU, FEW - 1, torch.float32, False),
+        (OnGPU, FEW, torch.float64, False),
+        (torch.Tensor, FEW, torch.float32, False),
     ],
 )
-def test_what_is_worth_a_kernel(cuda, count, dtype, wanted):
+def test_what_is_worth_a_kernel(kind, count, dtype, wanted):
     pytest.importorskip("triton")
-    assert worth_a_kernel(SimpleNamespace(is_cuda=cuda, numel=lambda: count, dtype=dtype)) == wanted
+    assert worth_a_kernel(torch.empty(count, dtype=dtype).as_subclass(kind)) == wanted
+
+
+def test_derivatives_that_kernels_do_not_have_are_seen():
+    seen = []
+
+    def call(x):
+        seen.append(transformed((torch.zeros(3), x)))
+        return x.sum()
+
+    x = torch.randn(3)
+    torch.func.jvp(call, (x,), (x,))
+    torch.func.grad(call)(x)
+    torch.func.vmap(call)(x[None])
+    with forward_ad.dual_level():
+        call(forward_ad.make_dual(x, x))
+    assert seen == [True] * 4
+    call(x)
+    call(x.clone().requires_grad_())
+    assert seen[4:] == [False] * 2
 
 
 def test_the_listing_of_backends_is_a_copy():

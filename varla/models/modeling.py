@@ -122,7 +122,7 @@ class VarlaModel(VarlaPreTrainedModel):
         multiplier = math.sqrt(config.hidden_size) if multiplier is None else multiplier
         self.embed_tokens = VarlaEmbedding(config.vocab_size, config.hidden_size, multiplier)
         self.layers = nn.ModuleList(VarlaBlock(config, name) for name in config.layer_mechanisms)
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, wide=True)
         self.signature = signature(config)
         self.gradient_checkpointing = False
         self.post_init()

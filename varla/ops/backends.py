@@ -2,11 +2,12 @@
 
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,32 @@ def no_kernels(like: Tensor, instead: str = "another form") -> str | None:
     return f"the kernels compute in float32; use {instead} for float64 inputs" if like.dtype == torch.float64 else None
 
 
+def transformed(tensors: Iterable[Tensor]) -> bool:
+    """Whether derivatives are wanted that operators made of kernels do not have: forward mode, torch.func's.
+
+    PyTorch would take such an operator for a constant.
+    """
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    return any(
+        forward_ad.unpack_dual(x).tangent is not None  # type: ignore[no-untyped-call]
+        or (not torch.compiler.is_compiling() and wrapped(x))
+        for x in tensors
+    )
+
+
+def can_launch(like: Tensor, *others: Tensor) -> bool:
+    """Whether a kernel can take a tensor like this one, on a GPU, and be derived as is wanted of it and the others."""
+    return like.is_cuda and no_kernels(like) is None and not transformed((like, *others))
+
+
 # Below so many numbers PyTorch's own norms and gates are taken: all of them wait for the host there, and PyTorch's cost
 # it less. A step of decoding has some hundreds.
 FEW = 2**20
 
 
-def worth_a_kernel(like: Tensor) -> bool:
-    """Whether a kernel for what PyTorch can do in a few of its own should take a tensor like this one."""
-    return like.is_cuda and like.numel() >= FEW and no_kernels(like) is None
+def worth_a_kernel(like: Tensor, *others: Tensor) -> bool:
+    """Whether, beyond that, there is enough to do."""
+    return like.numel() >= FEW and can_launch(like, *others)
 
 
 def cannot_launch(sizes: Mapping[str, int], like: Tensor, instead: str) -> str | None:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from varla.ops.backends import no_kernels
+from varla.ops.backends import can_launch
 from varla.ops.packing import sequence_of
 
 
@@ -16,7 +16,7 @@ def short_convolution(
     With cu_seqlens [N + 1], B = 1 and there are N rows. On a GPU one kernel, else PyTorch's convolution. Under
     autocast, y has autocast's type.
     """
-    if x.is_cuda and no_kernels(x) is None:
+    if can_launch(*(y for y in (x, weight, bias, before) if y is not None)):
         from varla.ops.triton.convolution import convolve
 
         if torch.is_autocast_enabled("cuda"):

@@ -8,7 +8,7 @@ from varla.ops.backends import worth_a_kernel
 
 def gated(g: Tensor, x: Tensor) -> Tensor:
     """silu(g) * x, of two tensors of one shape. On a GPU one kernel where they are large, which keeps nothing else."""
-    if worth_a_kernel(g) and g.dtype == x.dtype:
+    if g.dtype == x.dtype and worth_a_kernel(g, x):
         from varla.ops.triton.gate import gate
 
         return gate(g, x)  # type: ignore[no-any-return]

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from varla.ops.backends import no_kernels
+from varla.ops.backends import can_launch
 
 
 def angles(position: Tensor, D: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -19,7 +19,7 @@ def angles(position: Tensor, D: int, base: float, dtype: torch.dtype) -> tuple[T
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [B, T, H, D] turned by angles with these [B, T, D / 2], or [1, T, D / 2] for all rows. On a GPU one kernel."""
-    if x.is_cuda and no_kernels(x) is None:
+    if can_launch(x):
         from varla.ops.triton.rotary import turn
 
         return turn(x, cos, sin, False)  # type: ignore[no-any-return]

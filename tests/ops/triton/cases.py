@@ -48,7 +48,7 @@ def state_on(device: str, B: int = 2, H: int = 2, D: int = 16, Dv: int = 16) -> 
 
 
 def relative(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    got, wanted = got.double().cpu(), wanted.double().cpu()
+    got, wanted = got.detach().double().cpu(), wanted.detach().double().cpu()
     return float((got - wanted).norm() / wanted.norm().clamp(min=1e-30))
 
 

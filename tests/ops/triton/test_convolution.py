@@ -203,6 +203,17 @@ def test_second_derivatives_are_the_plain_forms() -> None:
         assert relative(got, wanted) <= 1e-5
 
 
+def test_gradients_that_are_to_be_derived_are_the_same_for_inputs_of_two_types() -> None:
+    x, *others = (y.float().to(DEVICE) for y in make(2, 9, 5, 4).values())
+    leaves = [y.requires_grad_() for y in (x.bfloat16(), *others)]
+    y = convolve(*leaves, None)
+    once = torch.autograd.grad(y.float().sum(), leaves, retain_graph=True)
+    again = torch.autograd.grad(y.float().sum(), leaves, create_graph=True)
+    for first, second in zip(once, again, strict=True):
+        assert first.dtype == second.dtype
+        assert relative(first, second) <= 1e-2
+
+
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_operator_is_registered_right(packed: bool, bias: bool) -> None:

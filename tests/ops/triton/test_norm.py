@@ -94,6 +94,26 @@ def test_not_a_number_stays_in_its_row() -> None:
     assert y.isnan().any(1).tolist() == [False, True, False]
 
 
+def test_rows_that_are_not_there_have_no_share_even_without_an_epsilon() -> None:
+    x, weight = torch.randn(3, 7, device=DEVICE), torch.randn(7, device=DEVICE).requires_grad_()
+    normalize(x, weight, 1e-60, torch.float32).sum().backward()
+    assert relative(weight.grad, plain(x.cpu(), torch.ones(7), 1e-60, torch.float32).sum(0)) <= 1e-5
+
+
+def test_a_weight_of_another_width_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"weight must have shape \[8\], as wide as x, got \[4\]"):
+        normalize(torch.zeros(3, 8, device=DEVICE), torch.ones(4, device=DEVICE), EPS, torch.float32)
+
+
+def test_gradients_that_are_to_be_derived_are_as_exact() -> None:
+    x, weight = (randn(*shape, seed=1).float().to(DEVICE).requires_grad_() for shape in ((4, 70), (70,)))
+    y = normalize(x, weight, EPS, torch.bfloat16)
+    dy = randn(4, 70, seed=2).bfloat16().to(DEVICE)
+    once = torch.autograd.grad(y, (x, weight), dy, retain_graph=True)
+    again = torch.autograd.grad(y, (x, weight), dy, create_graph=True)
+    assert all(relative(first, second) <= 1e-6 for first, second in zip(once, again, strict=True))
+
+
 def test_nothing() -> None:
     x, weight = torch.zeros(2, 0, 5, device=DEVICE).requires_grad_(), torch.ones(5, device=DEVICE).requires_grad_()
     y = normalize(x, weight, EPS, torch.bfloat16)
@@ -158,6 +178,7 @@ class TestOnTheGPU:
         x, weight = torch.randn(4, 50, 64, device="cuda"), torch.randn(64, device="cuda")
         with torch.autocast("cuda", torch.bfloat16):
             found = rms_norm(x, weight, EPS)
+            assert rms_norm(x, weight, EPS, wide=True).dtype == torch.float32
         assert found.dtype == torch.bfloat16
         assert rms_norm(x, weight, EPS).dtype == torch.float32
         assert relative(found, plain(x, weight, EPS, torch.float32)) <= 4e-3
@@ -166,6 +187,8 @@ class TestOnTheGPU:
         monkeypatch.setitem(worth_a_kernel.__globals__, "FEW", 0)
         x, weight = torch.randn(4, 64, device="cuda").double(), torch.randn(64, device="cuda")
         for given in ((x, weight), (x.float(), weight.double())):
+            with torch.autocast("cuda", torch.bfloat16):  # which leaves float64 alone
+                assert rms_norm(*given, EPS).dtype == torch.float64
             found = rms_norm(*given, EPS)
             assert found.dtype == torch.float64
             assert relative(found, plain(*given, EPS, torch.float64)) <= 1e-12

@@ -10,6 +10,8 @@ What came before gets its gradient from them by a third, if it is wanted. Filter
 their gradients, from slopes that are not rounded; shares are summed afterwards.
 """
 
+from functools import reduce
+
 import torch
 import triton
 import triton.language as tl
@@ -258,10 +260,12 @@ def _backward(ctx, dy):  # type: ignore[no-untyped-def]
 
 
 def _plain_gradients(given: list[Tensor | None], cu_seqlens: Tensor | None, dy: Tensor) -> list[Tensor | None]:
-    """Of those that are there, with a graph of their own."""
+    """Of those that are there, with a graph of their own; worked out in the widest of their types."""
     given = [y if y is None or y.requires_grad else y.detach().requires_grad_() for y in given]
     there = [y for y in given if y is not None]
-    found = iter(torch.autograd.grad(plain(*given, cu_seqlens), there, dy, create_graph=True))
+    wide = reduce(torch.promote_types, (y.dtype for y in there))
+    y = plain(*(None if y is None else y.to(wide) for y in given), cu_seqlens)
+    found = iter(torch.autograd.grad(y.to(dy.dtype), there, dy, create_graph=True))
     return [None if y is None else next(found) for y in given]
 
 

@@ -54,7 +54,7 @@ def norm_backward(x, weight, dy, dx, shares, rows, N, eps, BR: tl.constexpr, BN:
         where, inside = row_tile((program * TILES + i) * BR, rows, N, BR, BN)
         X, inverse = normalized(x, where, inside, N, eps)
         G = tl.load(dy + where, inside, 0.0).to(tl.float32)
-        share += tl.sum(G * X, 0)
+        share += tl.sum(tl.where(inside, G * X, 0.0), 0)  # a row that is not there has no length, unless eps has
         G *= w[None, :]
         along = tl.sum(G * X, 1, keep_dims=True) / N
         tl.store(dx + where, ((G - X * along) * inverse).to(dx.dtype.element_ty), inside)
@@ -68,6 +68,8 @@ def _tile(N: int) -> dict[str, int]:
 
 def _normalize(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
     """y [*, N] in this type, of x [*, N] and weight [N]."""
+    if weight.shape != x.shape[-1:]:
+        raise ValueError(f"weight must have shape [{x.shape[-1]}], as wide as x, got {list(weight.shape)}")
     y = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     if x.numel() == 0:
         return y
