@@ -49,6 +49,7 @@ def test_it_leaves_a_model_that_auto_classes_load(run):
 
 def test_the_model_says_what_length_it_was_trained_for(run, text, tmp_path):
     folder, _ = run
+    assert load_model(folder / "model").config.use_cache  # which the Trainer switches off
     assert load_model(folder / "model").config.max_position_embeddings == 64  # data.context, not the preset's 2048
     tokenizer = load_tokenizer("bytes")
 

@@ -72,7 +72,7 @@ def train(settings: LMSettings, folder: str | Path, *, resume: bool = False) -> 
     tokenizer = load_tokenizer(settings.tokenizer)
     set_seed(settings.seed)
     model = build_model(settings.model, len(tokenizer), tokenizer, settings.data.context)
-    parameters = sum(p.numel() for p in model.parameters())
+    parameters, use_cache = sum(p.numel() for p in model.parameters()), model.config.use_cache
     arguments.distributed_state.wait_for_everyone()  # all have looked at the folder as it was
     with arguments.main_process_first(desc="text"):
         train_text, validation = load_texts(settings, tokenizer, folder / "tokens")
@@ -104,6 +104,7 @@ def train(settings: LMSettings, folder: str | Path, *, resume: bool = False) -> 
         if stop.wanted and steps < trainer.state.max_steps:
             raise Interrupted(f"stopped and saved after step {steps}; go on with: varla train-lm --resume {folder}")
         found = {} if validation is None else evaluate(trainer.model, validation, settings)
+        trainer.model.config.use_cache = use_cache  # the Trainer switches it off, for the training
         trainer.save_model(str(folder / "model"))
         speed = metrics.get("train_samples_per_second")
         history = state_of(last)["log_history"] if over and last else trainer.state.log_history

@@ -2,7 +2,7 @@
 
 import importlib.util
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,17 +58,20 @@ def no_kernels(like: Tensor, instead: str = "another form") -> str | None:
     return f"the kernels compute in float32; use {instead} for float64 inputs" if like.dtype == torch.float64 else None
 
 
-def transformed(tensors: Iterable[Tensor]) -> bool:
+def has_tangent(tensors: Iterable[Tensor]) -> bool:
+    """Whether one of them carries a derivative in forward mode."""
+    return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)  # type: ignore[no-untyped-call]
+
+
+def transformed(tensors: Sequence[Tensor]) -> bool:
     """Whether derivatives are wanted that operators made of kernels do not have: forward mode, torch.func's.
 
     PyTorch would take such an operator for a constant.
     """
+    if has_tangent(tensors):
+        return True
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    return any(
-        forward_ad.unpack_dual(x).tangent is not None  # type: ignore[no-untyped-call]
-        or (not torch.compiler.is_compiling() and wrapped(x))
-        for x in tensors
-    )
+    return not torch.compiler.is_compiling() and any(wrapped(x) for x in tensors)
 
 
 def can_launch(like: Tensor, *others: Tensor) -> bool:

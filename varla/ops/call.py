@@ -7,10 +7,9 @@ from typing import Any, Generic
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from varla.ops.arguments import check_choice, check_count, check_flag
-from varla.ops.backends import backends, cannot_launch
+from varla.ops.backends import backends, cannot_launch, has_tangent
 from varla.ops.checks import check_inplace, check_state
 from varla.ops.chunk import chunk, encode
 from varla.ops.packing import check_packing, sequence_bounds
@@ -177,7 +176,7 @@ def _differentiated(tensors: Sequence[Tensor]) -> bool:
     """Whether derivatives of what is computed from these are wanted, in reverse or forward mode."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return True
-    return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)  # type: ignore[no-untyped-call]
+    return has_tangent(tensors)
 
 
 def _run_operator(
@@ -190,7 +189,7 @@ def _run_operator(
 ) -> tuple[Tensor, StateT]:
     *memory, t = state.tensors().values()
     form = "chunk" if kernels is None else "triton"
-    if any(forward_ad.unpack_dual(x).tangent is not None for x in (*inputs, *memory)):  # type: ignore[no-untyped-call]
+    if has_tangent((*inputs, *memory)):
         # torch would take the operator for a constant, and its derivative for zero.
         raise RuntimeError(f"forward-mode derivatives are not supported by backend={form!r}; use backend='reference'")
     keep = torch.is_grad_enabled() and any(x.requires_grad for x in (*inputs, *memory))

@@ -5,6 +5,7 @@ import torch
 
 from benchmarks.gpu import forms, parts
 from benchmarks.gpu.record import Found, Options
+from tests.ops.triton.cases import round_to_nearest
 
 
 @pytest.fixture
@@ -33,7 +34,8 @@ def test_a_row_of_each(small):
     assert norm["both, of copy's rate"] == pytest.approx((moved + back) / 1e9 / 2e-3 / 4000)
 
 
-def test_ours_and_pytorchs_are_the_same(small):
+def test_ours_and_pytorchs_are_the_same(small, monkeypatch):
+    round_to_nearest(monkeypatch)
     assert forms.DEVICE == "cpu"
     for name, (ours, theirs, inputs) in parts.cases().items():
         results = [parts.several(call(*inputs)) for call in (ours, theirs)]
@@ -41,4 +43,4 @@ def test_ours_and_pytorchs_are_the_same(small):
         grads = [torch.autograd.grad(each, inputs, along) for each in results]
         for got, wanted in zip((*results[0], *grads[0]), (*results[1], *grads[1]), strict=True):
             assert got.shape == wanted.shape, name
-            assert (got.float() - wanted.float()).norm() <= 3e-2 * wanted.float().norm(), name
+            assert (got.float() - wanted.float()).norm() <= 1e-2 * wanted.float().norm(), name

@@ -1,5 +1,9 @@
 """What the tests of kernels share: where they run, settings, states, how results are compared."""
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -80,6 +84,15 @@ def round_to_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
         return interpreter.TensorHandle(bits, tl.bfloat16)
 
     monkeypatch.setattr(builder, "cast_impl", rounded)
+
+
+def compiled(program: str, *arguments: object) -> list[dict[str, Any]]:
+    """What tests.ops.triton.<program> says of each kernel it compiles, in a process without the interpreter."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", f"tests.ops.triton.{program}", *map(str, arguments)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 class FakesAgree(TorchDispatchMode):

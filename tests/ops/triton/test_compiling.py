@@ -1,11 +1,8 @@
 """Every kernel compiles for the GPUs it is meant for, fits their shared memory, and keeps to its registers."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.ops.triton.cases import compiled
 
 triton = pytest.importorskip("triton")
 
@@ -63,11 +60,7 @@ INSTALLED = ".".join(triton.__version__.split(".")[:2])
 def test_compiles_and_fits(
     arch: int, dtype: str, D: int, refresh: int, spilled: int, known: dict[str, int], DV: int
 ) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.ops.triton.compiling", str(arch), dtype, str(D), str(DV), str(refresh)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = [json.loads(line) for line in done.stdout.splitlines()]
+    found = compiled("compiling", arch, dtype, D, DV, refresh)
     names = {kernel["kernel"] for kernel in found}
     assert names == EVERY | (REFRESHED if refresh else INFORMATION)
     known = known | OLDER.get(INSTALLED, {}).get((arch, dtype, D, refresh), {})

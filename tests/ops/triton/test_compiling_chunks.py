@@ -1,12 +1,8 @@
 """Linear attention and the delta rule in chunks compile for the GPUs they are meant for."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
+from tests.ops.triton.cases import compiled
 from tests.ops.triton.test_compiling import SHARED
 
 pytest.importorskip("triton")
@@ -25,11 +21,7 @@ SHARED_BY_BOTH = {"prepare", "scan", "read", "scan_backward", "unread", "running
     ],
 )
 def test_compiles_and_fits(arch: int, dtype: str, D: int, error: bool, spilled: int, known: dict[str, int]) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.ops.triton.compiling_chunks", str(arch), dtype, str(D), str(int(error))]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = [json.loads(line) for line in done.stdout.splitlines()]
+    found = compiled("compiling_chunks", arch, dtype, D, int(error))
     assert {kernel["kernel"] for kernel in found} == SHARED_BY_BOTH | ({"turn"} if error else set())
     for kernel in found:
         assert not kernel["unwritten"], kernel

@@ -1,11 +1,8 @@
 """The kernels that go token by token compile for the GPUs they are meant for, and keep to their registers."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
+
+from tests.ops.triton.cases import compiled
 
 triton = pytest.importorskip("triton")
 
@@ -21,12 +18,7 @@ triton = pytest.importorskip("triton")
     ],
 )
 def test_compiles_and_fits(arch: int, dtype: str, D: int, DV: int, refresh: int, gain: str) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    arguments = [str(x) for x in (arch, dtype, D, DV, refresh, gain)]
-    command = [sys.executable, "-m", "tests.ops.triton.compiling_tokens", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = [json.loads(line) for line in done.stdout.splitlines()]
+    found = compiled("compiling_tokens", arch, dtype, D, DV, refresh, gain)
     each = ["rows_forward", "rows_backward"]  # with a gate, with a strength, with neither
     assert [x["kernel"] for x in found] == ["decode_token", "walk_tokens", *each, *each, *each]
     decode, walk, *others = found

@@ -1,9 +1,5 @@
 """The kernel of the short convolution against PyTorch's in float64, and that against the sum it is."""
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -11,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.ops.cases import randn
-from tests.ops.triton.cases import DEVICE, assert_fakes_agree, gpu, relative
+from tests.ops.triton.cases import DEVICE, assert_fakes_agree, compiled, gpu, relative
 from varla.ops.convolution import last_inputs, plain, short_convolution
 
 pytest.importorskip("triton")
@@ -229,11 +225,7 @@ def test_the_operator_is_registered_right(packed: bool, bias: bool) -> None:
 
 @pytest.mark.parametrize("arch", [80, 90])
 def test_compiles_without_spills(arch: int) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.ops.triton.compiling_convolution", str(arch)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = {kernel["kernel"]: kernel for kernel in map(json.loads, done.stdout.splitlines())}
+    found = {kernel["kernel"]: kernel for kernel in compiled("compiling_convolution", arch)}
     assert set(found) == {"convolve_forward", "convolve_slopes", "convolve_turned", "convolve_before_backward"}
     assert not [kernel for kernel in found.values() if kernel["stack"] or kernel["unwritten"]]
 

@@ -1,9 +1,5 @@
 """The kernels of queries and keys against the plain form in float64."""
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -11,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.ops.cases import randn
-from tests.ops.triton.cases import DEVICE, assert_fakes_agree, gpu, relative, round_to_nearest
+from tests.ops.triton.cases import DEVICE, assert_fakes_agree, compiled, gpu, relative, round_to_nearest
 from varla.ops import features
 
 pytest.importorskip("triton")
@@ -243,11 +239,7 @@ def test_the_operator_is_registered_right(beta: bool, dtype: torch.dtype) -> Non
     ("arch", "dtype", "D"), [(80, "bfloat16", 64), (80, "float32", 5), (90, "bfloat16", 64), (90, "float32", 128)]
 )
 def test_compiles_without_spills(arch: int, dtype: str, D: int) -> None:
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.ops.triton.compiling_features", str(arch), dtype, str(D)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = [json.loads(line) for line in done.stdout.splitlines()]
+    found = compiled("compiling_features", arch, dtype, D)
     assert [kernel["kernel"] for kernel in found] == ["directions_forward", "directions_backward"] * 3
     assert not [kernel for kernel in found if kernel["stack"] or kernel["unwritten"]]
     assert max(kernel["reg"] for kernel in found) <= 96, found  # five programs to a multiprocessor

@@ -10,7 +10,7 @@ What came before gets its gradient from them by a third, if it is wanted. Filter
 their gradients, from slopes that are not rounded; shares are summed afterwards.
 """
 
-from functools import reduce
+from functools import partial
 
 import torch
 import triton
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from varla.ops.chunk.op import refuse_double_backward
 from varla.ops.convolution import plain
-from varla.ops.operator import operator
+from varla.ops.operator import operator, plain_gradients
 from varla.ops.packing import sequence_of, token_bounds
 from varla.ops.triton.plan import on_device, parts
 
@@ -253,20 +253,20 @@ def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
 def _backward(ctx, dy):  # type: ignore[no-untyped-def]
     x, weight, bias, before, cu_seqlens = ctx.saved_tensors
     if torch.is_grad_enabled():  # derivatives of the gradients are wanted: the plain form has them
-        return *_plain_gradients([x, weight, bias, before], cu_seqlens, dy), None
+        form = partial(_plain, cu_seqlens=cu_seqlens, dtype=dy.dtype)
+        return *plain_gradients(form, (x, weight, bias, before), dy), None
     wanted = ctx.needs_input_grad[3]
     dx, dweight, dbias, dbefore = convolve_backward_triton(x, weight, bias, before, cu_seqlens, dy, wanted)
     return dx, dweight, None if bias is None else dbias, dbefore if wanted else None, None
 
 
-def _plain_gradients(given: list[Tensor | None], cu_seqlens: Tensor | None, dy: Tensor) -> list[Tensor | None]:
-    """Of those that are there, with a graph of their own; worked out in the widest of their types."""
-    given = [y if y is None or y.requires_grad else y.detach().requires_grad_() for y in given]
-    there = [y for y in given if y is not None]
-    wide = reduce(torch.promote_types, (y.dtype for y in there))
-    y = plain(*(None if y is None else y.to(wide) for y in given), cu_seqlens)
-    found = iter(torch.autograd.grad(y.to(dy.dtype), there, dy, create_graph=True))
-    return [None if y is None else next(found) for y in given]
+def _plain(
+    x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor, cu_seqlens: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """By PyTorch, in the wider type of x and weight, then in this one."""
+    wide = torch.promote_types(x.dtype, weight.dtype)
+    bias = None if bias is None else bias.to(wide)
+    return plain(x.to(wide), weight.to(wide), bias, before, cu_seqlens).to(dtype)
 
 
 convolve = operator("convolve", _convolve, _convolve_fake, _backward, _setup_context)

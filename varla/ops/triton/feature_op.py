@@ -4,6 +4,8 @@ A row is what one head has of one token, D numbers. A program has several; it re
 with a strength. The backward makes features and lengths again from x, which is all that is kept.
 """
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
@@ -11,7 +13,7 @@ from torch import Tensor
 
 from varla.ops import features
 from varla.ops.chunk.op import refuse_double_backward
-from varla.ops.operator import operator
+from varla.ops.operator import operator, plain_gradients
 from varla.ops.triton.pieces import (
     column,
     feature_backward,
@@ -118,7 +120,7 @@ def _directions_backward(
     da: Tensor | None,
 ) -> list[Tensor]:
     """Gradients of x and beta; the latter has no elements if there is none."""
-    dx, dbeta = _directions_backward_fake(x, beta, feature_map, normalize, scale, dy, da)
+    dx, dbeta = _directions_backward_fake(x, beta)
     if x.numel() == 0:
         return [dx, dbeta]
     total, constants = x.numel() // x.shape[-1], _constants(x, beta, feature_map, normalize)
@@ -131,15 +133,7 @@ def _directions_backward(
     return [dx, dbeta]
 
 
-def _directions_backward_fake(
-    x: Tensor,
-    beta: Tensor | None,
-    feature_map: str,
-    normalize: bool,
-    scale: float,
-    dy: Tensor,
-    da: Tensor | None,
-) -> list[Tensor]:
+def _directions_backward_fake(x: Tensor, beta: Tensor | None, *_: object) -> list[Tensor]:
     return [_empty(x), x.new_empty(0) if beta is None else _empty(beta)]
 
 
@@ -150,14 +144,14 @@ def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 def _backward(ctx, grads):  # type: ignore[no-untyped-def]
     x, beta = ctx.saved_tensors
-    feature_map, normalize, scale, dtype = ctx.settings
     if torch.is_grad_enabled():  # derivatives of the gradients are wanted: the plain form has them
-        given = [y if y.requires_grad else y.detach().requires_grad_() for y in (x, beta) if y is not None]
-        y = features.directions(given[0], None if beta is None else given[1], *ctx.settings)
-        found = torch.autograd.grad(y, given, grads, create_graph=True)
+        form = partial(
+            features.directions, **dict(zip(("kind", "normalize", "scale", "dtype"), ctx.settings, strict=True))
+        )
+        found = plain_gradients(form, (x, beta), grads)
     else:
         dy, da = grads[0], None if beta is None else grads[1]
-        found = directions_triton_backward(x, beta, feature_map, normalize, scale, dy, da)
+        found = directions_triton_backward(x, beta, *ctx.settings[:3], dy, da)
     return found[0], None if beta is None else found[1], None, None, None, None
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from varla.ops.chunk.op import refuse_double_backward
 from varla.ops.gate import plain
-from varla.ops.operator import operator
+from varla.ops.operator import operator, plain_gradients
 from varla.ops.triton.plan import on_device, parts
 
 NUMBERS, WARPS = 2048, 8  # of a program
@@ -71,8 +71,7 @@ def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
 def _backward(ctx, dy):  # type: ignore[no-untyped-def]
     g, x = ctx.saved_tensors
     if torch.is_grad_enabled():  # derivatives of the gradients are wanted: the plain form has them
-        given = [y if y.requires_grad else y.detach().requires_grad_() for y in (g, x)]
-        return torch.autograd.grad(plain(*given), given, dy, create_graph=True)
+        return tuple(plain_gradients(plain, (g, x), dy))
     return tuple(gate_backward_triton(g, x, dy))
 
 

@@ -5,6 +5,8 @@ keeping it. In the backward a program goes through several such tiles, so that t
 gradient to sum afterwards. PyTorch's backward reads x and dy twice, and wants both in the same type.
 """
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from varla.ops.chunk.op import refuse_double_backward
 from varla.ops.norm import plain
-from varla.ops.operator import operator
+from varla.ops.operator import operator, plain_gradients
 from varla.ops.triton.plan import on_device, parts
 
 NUMBERS, WARPS = 1024, 2  # of a tile: on an H200 the backward takes 104 us at [65536, 512]; 157 with twice both
@@ -54,7 +56,7 @@ def norm_backward(x, weight, dy, dx, shares, rows, N, eps, BR: tl.constexpr, BN:
         where, inside = row_tile((program * TILES + i) * BR, rows, N, BR, BN)
         X, inverse = normalized(x, where, inside, N, eps)
         G = tl.load(dy + where, inside, 0.0).to(tl.float32)
-        share += tl.sum(tl.where(inside, G * X, 0.0), 0)  # a row that is not there has no length, unless eps has
+        share += tl.sum(tl.where(inside, G * X, 0.0), 0)  # beyond the end it is 0 / 0 where eps is 0
         G *= w[None, :]
         along = tl.sum(G * X, 1, keep_dims=True) / N
         tl.store(dx + where, ((G - X * along) * inverse).to(dx.dtype.element_ty), inside)
@@ -112,8 +114,8 @@ def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
 def _backward(ctx, dy):  # type: ignore[no-untyped-def]
     x, weight = ctx.saved_tensors
     if torch.is_grad_enabled():  # derivatives of the gradients are wanted: the plain form has them
-        given = [y if y.requires_grad else y.detach().requires_grad_() for y in (x, weight)]
-        return *torch.autograd.grad(plain(*given, ctx.eps, ctx.dtype), given, dy, create_graph=True), None, None
+        form = partial(plain, eps=ctx.eps, dtype=ctx.dtype)
+        return *plain_gradients(form, (x, weight), dy), None, None
     return *normalize_backward(x, weight, dy, ctx.eps), None, None
 
 
