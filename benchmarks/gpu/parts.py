@@ -9,6 +9,7 @@ from torch import Tensor
 
 from benchmarks.gpu import forms, timing
 from benchmarks.gpu.record import Found, Options
+from varla.training.graph import Graphed
 
 SIZE = (32, 2048, 8, 64)  # B, T, heads, D: a step of the 30M language models
 WIDE = 3  # times the width: between SwiGLU's matrices
@@ -70,12 +71,12 @@ def cases() -> dict[str, tuple[Call, Call, list[Tensor]]]:
         ),
         "RMS norm of float32": (
             lambda x, weight: norm_triton.normalize(x, weight, 1e-6, bf16),
-            lambda x, weight: norm.plain(x, weight, 1e-6, torch.float32).to(bf16),
+            lambda x, weight: norm.plain(x, weight, 1e-6, bf16),
             [random(B, T, width, dtype=torch.float32), weight],
         ),
         "RMS norm of bfloat16": (
             lambda x, weight: norm_triton.normalize(x, weight, 1e-6, bf16),
-            lambda x, weight: norm.plain(x, weight, 1e-6, torch.float32).to(bf16),
+            lambda x, weight: norm.plain(x, weight, 1e-6, bf16),
             [x, weight],
         ),
         "rotary positions": (
@@ -93,11 +94,11 @@ def cases() -> dict[str, tuple[Call, Call, list[Tensor]]]:
 
 
 @torch.no_grad()
-def forward(call: Call, inputs: list[Tensor]) -> object:
-    return call(*inputs)
+def forward(call: Call, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(several(call(*inputs)))
 
 
-def both(call: Call, inputs: list[Tensor]) -> Callable[[], object]:
+def both(call: Call, inputs: list[Tensor]) -> Callable[[], tuple[Tensor, ...]]:
     """The call and its backward, from a gradient that is there."""
     grads = [torch.randn_like(y) for y in several(call(*inputs))]
     return lambda: torch.autograd.grad(several(call(*inputs)), inputs, grads)
@@ -107,23 +108,14 @@ def traffic(call: Call, inputs: list[Tensor]) -> tuple[float, float]:
     """Gigabytes that must be moved forward, and with the backward: each tensor once each way."""
     read = sum(x.nbytes for x in inputs)
     written = sum(y.nbytes for y in several(call(*inputs)))
-    return (read + written) / 1e9, (read + written + read + written + read) / 1e9
+    backward = read + written + read  # inputs and gradients of the results; gradients of the inputs
+    return (read + written) / 1e9, (read + written + backward) / 1e9
 
 
 def several(found: Any) -> list[Tensor]:
     return list(found) if isinstance(found, (list, tuple)) else [found]
 
 
-def graphed(call: Callable[[], object]) -> Callable[[], object]:
-    """The call as a CUDA graph; without a GPU, itself."""
-    if forms.DEVICE == "cpu":
-        return call
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(side):  # a backward remembers the stream of its forward
-        for _ in range(2):
-            call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
+def graphed(call: Callable[[], tuple[Tensor, ...]]) -> Callable[[], object]:
+    """The call as a CUDA graph, from the fourth on; without a GPU, itself."""
+    return call if forms.DEVICE == "cpu" else Graphed(call, torch.Generator(forms.DEVICE))

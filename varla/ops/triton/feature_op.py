@@ -4,8 +4,6 @@ A row is what one head has of one token, D numbers. A program has several; it re
 with a strength. The backward makes features and lengths again from x, which is all that is kept.
 """
 
-from functools import partial
-
 import torch
 import triton
 import triton.language as tl
@@ -145,10 +143,7 @@ def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
 def _backward(ctx, grads):  # type: ignore[no-untyped-def]
     x, beta = ctx.saved_tensors
     if torch.is_grad_enabled():  # derivatives of the gradients are wanted: the plain form has them
-        form = partial(
-            features.directions, **dict(zip(("kind", "normalize", "scale", "dtype"), ctx.settings, strict=True))
-        )
-        found = plain_gradients(form, (x, beta), grads)
+        found = plain_gradients(lambda x, beta: features.directions(x, beta, *ctx.settings), (x, beta), grads)
     else:
         dy, da = grads[0], None if beta is None else grads[1]
         found = directions_triton_backward(x, beta, *ctx.settings[:3], dy, da)
