@@ -56,7 +56,7 @@ bench: $(READY)
 
 # With the machine's own Python: the virtual environment here has PyTorch's CPU build.
 bench-gpu:
-	$(PYTHON) -m benchmarks.gpu $(if $(PEERS),--peers $(PEERS))
+	PYTHONPATH=src $(PYTHON) -m benchmarks.gpu $(if $(PEERS),--peers $(PEERS))
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

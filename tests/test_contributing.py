@@ -11,17 +11,17 @@ LAYOUT = TEXT.split("## Layout")[1].split("## Rules")[0]
 NAMED = {part.removesuffix(".py") for name in re.findall(r"`([\w./]+)`", LAYOUT) for part in name.split("/")}
 
 
-@pytest.mark.parametrize("folder", ["varla", "varla/ops", "varla/ops/chunk", "varla/ops/triton"])
+@pytest.mark.parametrize("folder", ["src/varla", "src/varla/ops", "src/varla/ops/chunk", "src/varla/ops/triton"])
 def test_every_module_is_in_the_table(folder):
     found = {path.stem for path in (ROOT / folder).iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert found - {"__init__"} <= NAMED
 
 
 def test_what_the_text_names_is_there():
-    for path in re.findall(r"`((?:varla|tests|benchmarks|configs)/[\w./]*)`", TEXT):
+    for path in re.findall(r"`((?:src|tests|benchmarks|configs)/[\w./]*)`", TEXT):
         assert (ROOT / path).exists(), path
-    sources = "\n".join(path.read_text() for path in ROOT.glob("varla/**/*.py"))
-    modules = {path.stem for path in ROOT.glob("varla/**/*.py")}
+    sources = "\n".join(path.read_text() for path in ROOT.glob("src/varla/**/*.py"))
+    modules = {path.stem for path in ROOT.glob("src/varla/**/*.py")}
     for name in re.findall(r"`([A-Za-z_]+)`", LAYOUT + TEXT.split("## A new mechanism")[1]):
         known = name in modules or re.search(rf"\b{name}\b", sources)
         assert known or name in ("NAME", "NAME_step"), name

@@ -77,7 +77,7 @@ print(json.dumps(sorted(names)))
 
 def launched() -> set[str]:
     """The kernels that calls of `varla.vla` are made of, by the text of the host code."""
-    text = "".join((ROOT / f"varla/ops/triton/{name}.py").read_text() for name in ("pipeline", "s_part"))
+    text = "".join((ROOT / f"src/varla/ops/triton/{name}.py").read_text() for name in ("pipeline", "s_part"))
     return set(re.findall(r"_launch\(\s*(?:information|memory|penalty)\.(\w+)", text))
 
 

@@ -107,6 +107,6 @@ def read(folder: Path, part: str) -> list[bytes]:
 
 def own() -> tuple[list[bytes], list[bytes]]:
     """(training, validation) text that is always there: this project's own, for a try."""
-    paths = sorted((HERE / "varla").rglob("*.py"))
+    paths = sorted((HERE / "src/varla").rglob("*.py"))
     texts = [path.read_bytes() for path in paths if path.stat().st_size]
     return [text for i, text in enumerate(texts) if i % 8], texts[::8]
