@@ -6,7 +6,9 @@ if TYPE_CHECKING:
     from varla.ops import (
         Backend,
         DeltaRuleState,
+        DirectionState,
         LinearAttentionState,
+        MemoryState,
         State,
         VLAState,
         backends,
@@ -14,8 +16,10 @@ if TYPE_CHECKING:
         decayed_delta_rule_step,
         delta_rule,
         delta_rule_step,
+        directions,
         linear_attention,
         linear_attention_step,
+        memory,
         vla,
         vla_step,
     )
@@ -26,7 +30,9 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "Backend",
     "DeltaRuleState",
+    "DirectionState",
     "LinearAttentionState",
+    "MemoryState",
     "Session",
     "State",
     "VLAState",
@@ -36,8 +42,10 @@ __all__ = [
     "decayed_delta_rule_step",
     "delta_rule",
     "delta_rule_step",
+    "directions",
     "linear_attention",
     "linear_attention_step",
+    "memory",
     "vla",
     "vla_step",
 ]

@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
+from varla.ops.reference import apply, outer
 
 from tests.experiments.fabricate import all_of, judged
 from varla.experiments.claims import CONDITIONAL, FALSE, NOT_REPRODUCED, REPRODUCED
 from varla.experiments.gradients import HORIZONS, ITEM, growth
 from varla.experiments.recurrence import Inputs, draw, trajectory
-from varla.ops.reference import apply, outer
 
 
 def test_growth_is_what_autograd_finds():

@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from varla.ops.reference import apply, outer
 
 import varla
 from varla.experiments.recurrence import Inputs, draw, spectral_norm, trajectory, transition, unit_norm
 from varla.ops.features import unit
-from varla.ops.reference import apply, outer
 
 
 @settings(deadline=None, max_examples=50)

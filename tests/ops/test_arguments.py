@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from varla.ops.arguments import check_count, check_number, refuse_unknown
+from varla.arguments import check_count, check_number, refuse_unknown
 
 NAMES = ("mqar", "mqar-ood", "vocab_size", "lambda0")
 

@@ -57,8 +57,9 @@ def test_a_new_length_does_not_recompile_once_dynamic():
 
 
 def test_the_operator_passes_torchs_own_checks():
-    from varla.ops.chunk import chunk, encode
     from varla.ops.settings import VLASettings
+
+    from varla.ops.chunk import chunk, encode
 
     settings = VLASettings(0.1, 20, 1e-3, 1e-4, "unit", "elu1", 0.5, True, True, True)
     state = vla_state()

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from varla.arguments import check_choice, check_count
 from varla.layers import LayerState, build
-from varla.ops.arguments import check_choice, check_count
 from varla.ops.packing import check_packing, sequence_of
 
 POSITIONS = ("learned", "none")

@@ -55,7 +55,7 @@ def generate(
     The state has read the prompt and what was printed.
     """
     _check_sources(source, prompt, prompt_file, state)
-    from varla.ops.arguments import check_count
+    from varla.arguments import check_count
     from varla.session import Session
     from varla.session.file import check_target
     from varla.session.sampling import Sampling

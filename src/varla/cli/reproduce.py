@@ -35,10 +35,10 @@ def reproduce(
     show_items: Annotated[bool, typer.Option("--list", help="Only say which experiments there are.")] = False,
 ) -> None:
     """Run the paper's experiments; what is recorded is not run again. Prints every claim with its verdict."""
+    from varla.arguments import check_choice
     from varla.experiments import items as known
     from varla.experiments.runner import reproduce as work
     from varla.experiments.runs import PRESETS
-    from varla.ops.arguments import check_choice
 
     check_device(device)
     check_choice("--preset", preset, tuple(PRESETS))

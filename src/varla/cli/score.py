@@ -93,7 +93,7 @@ class Tokens:
 
 def _context(text: str) -> int | None:
     """Tokens of a window; None for the whole text."""
-    from varla.ops.arguments import check_count
+    from varla.arguments import check_count
 
     if text == ALL:
         return None

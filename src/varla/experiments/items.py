@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from varla.arguments import refuse_unknown
 from varla.experiments import (
     ablation,
     capacity,
@@ -20,7 +21,6 @@ from varla.experiments import (
     training_log,
 )
 from varla.experiments.claims import Item
-from varla.ops.arguments import refuse_unknown
 
 ITEMS: tuple[Item, ...] = (
     copying.ITEM,

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from varla.arguments import refuse_unknown
 from varla.layers.base import Layer, LayerState
 from varla.layers.deltanet import DeltaNet
 from varla.layers.deltanet_paper import PaperDeltaNet
@@ -9,7 +10,6 @@ from varla.layers.linear import LinearAttention
 from varla.layers.options import options_of
 from varla.layers.softmax import SoftmaxAttention
 from varla.layers.vla import VLA
-from varla.ops.arguments import refuse_unknown
 
 MECHANISMS: dict[str, type[Layer]] = {
     layer.name: layer for layer in (SoftmaxAttention, LinearAttention, DeltaNet, PaperDeltaNet, VLA)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from varla.arguments import check_choice, check_count, check_flag, check_number
 from varla.layers.conv import ShortConvolution
 from varla.layers.norm import RMSNorm
 from varla.ops import State
-from varla.ops.arguments import check_choice, check_count, check_flag, check_number
 from varla.ops.gate import gated
 from varla.ops.packing import check_packing
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import TrainingArguments
 
-from varla.ops.arguments import check_count, check_flag, check_number, refuse_unknown
+from varla.arguments import check_count, check_flag, check_number, refuse_unknown
 
 _COUNTS = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
 _NOT_NEGATIVE = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "dataloader_num_workers")

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from varla.arguments import check_count
 from varla.lm.folder import load_folder
-from varla.ops.arguments import check_count
 
 
 def evaluate(

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from varla.ops.arguments import check_count, check_number, refuse_unknown
+from varla.arguments import check_count, check_number, refuse_unknown
 from varla.training.config import read
 
 # What `train` may not set, and why.

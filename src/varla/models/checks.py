@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from varla.ops.arguments import check_count
+from varla.arguments import check_count
 
 
 def check_tensor(name: str, value: object, what: str) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
+from varla.arguments import check_count, check_flag, check_number, refuse_unknown
 from varla.layers import MECHANISMS, build, options_of
-from varla.ops.arguments import check_count, check_flag, check_number, refuse_unknown
 
 # What other families call things that these models do not have, or have under another name.
 _ELSEWHERE = {

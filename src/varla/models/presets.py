@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from varla.arguments import refuse_unknown
 from varla.models.configuration import VarlaConfig
-from varla.ops.arguments import refuse_unknown
 
 _BYTES = 257  # and one for the end of a text, as the tokenizer "bytes" of `varla train-lm` has it
 _BPE = 50304  # GPT-2's 50257, rounded up to a multiple of 128

@@ -58,9 +58,9 @@ def no_kernels(like: Tensor, instead: str = "another form") -> str | None:
     return f"the kernels compute in float32; use {instead} for float64 inputs" if like.dtype == torch.float64 else None
 
 
-def has_tangent(tensors: Iterable[Tensor]) -> bool:
+def has_tangent(tensors: Iterable[Tensor | None]) -> bool:
     """Whether one of them carries a derivative in forward mode."""
-    return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)  # type: ignore[no-untyped-call]
+    return any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors)  # type: ignore[no-untyped-call]
 
 
 def transformed(tensors: Sequence[Tensor]) -> bool:
@@ -95,14 +95,13 @@ def cannot_launch(sizes: Mapping[str, int], like: Tensor, instead: str) -> str |
     if missing is not None:
         return missing
     for name, most in (("D", 128), ("Dv", 256)):
-        if not 1 <= sizes[name] <= most:
+        if not 1 <= sizes.get(name, 1) <= most:
             return f"the kernels take {name} from 1 to {most}, got {sizes[name]}; use backend={instead!r}"
     return None
 
 
 _FORMS: dict[str, tuple[str, Callable[[], str | None]]] = {
     "reference": ("Algorithm 1, one token at a time: the specification", lambda: None),
-    "scan": ("Algorithm 2, corrected: S by an associative scan; T D x D matrices in memory", lambda: None),
     "chunk": ("the chunk-wise form in PyTorch, with a hand-written backward", _no_lapack),
     "triton": ("GPU kernels: vla in chunks, the others token by token, and in chunks where long", _no_triton),
 }

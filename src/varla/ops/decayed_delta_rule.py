@@ -5,28 +5,52 @@ paper's text the gate is a number; in its experiments every value channel (row o
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
-import torch
 from torch import Tensor
 
-from varla.ops.call import Mechanism, begin, choose, run, run_step
 from varla.ops.checks import check_inputs
-from varla.ops.features import unit
+from varla.ops.dispatch import CallOptions, Mechanism, begin, choose, run, run_step, settings_of
+from varla.ops.memory import kernel_form, memory_chunk, reference_form
+from varla.ops.memory.settings import MemorySettings
 from varla.ops.packing import check_packing
-from varla.ops.reference import apply, outer
-from varla.ops.settings import DecayedDeltaRuleSettings
 from varla.ops.state import DeltaRuleState
 
-# A gate per channel: tokens, up to which the loop is faster than chunks (on a CPU), and the chunks' size.
-LOOP, SMALL_CHUNK = 128, 16
+# With a gate per channel: tokens up to which the loop is faster than chunks (on a CPU), and the chunks' size.
+CHANNEL_LOOP_TOKENS, CHANNEL_CHUNK = 128, 16
 
-# Up to so many tokens "auto" takes the kernels, which go token by token; beyond, PyTorch's chunks are faster. On an
-# H200, forward of one sequence of the delta rule, which costs the same: 4 heads of 32, 2.1 ms against 3.0 at 1024
-# tokens and 4.2 against 4.1 at 2048; 16 of 128, 2.6 against 3.3 at 2048.
+# Up to so many tokens "auto" takes the kernels, which go token by token; beyond, PyTorch's chunks are faster
+# (benchmarks/RESULTS.md).
 KERNEL_TOKENS = 2048
 
 
+class DecayedDeltaRuleCall(CallOptions, total=False):
+    """The keywords of `varla.decayed_delta_rule`, for type checkers."""
+
+    normalize_key: bool
+    initial_state: DeltaRuleState | None
+
+
+@overload
+def decayed_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_gate: Tensor,
+    *,
+    return_state: Literal[False] = False,
+    **options: Unpack[DecayedDeltaRuleCall],
+) -> Tensor: ...
+@overload
+def decayed_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_gate: Tensor,
+    *,
+    return_state: Literal[True],
+    **options: Unpack[DecayedDeltaRuleCall],
+) -> tuple[Tensor, DeltaRuleState]: ...
 def decayed_delta_rule(
     q: Tensor,
     k: Tensor,
@@ -39,7 +63,7 @@ def decayed_delta_rule(
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
     chunk_size: int | None = None,
-) -> Any:
+) -> Tensor | tuple[Tensor, DeltaRuleState]:
     """The paper's eq. (deltanet) in the contract of `varla.vla`, whose arguments of the same name mean the same.
 
     Args:
@@ -50,28 +74,28 @@ def decayed_delta_rule(
             sigmoid gate, `logsigmoid` of its input).
         normalize_key: divide keys by their length.
         initial_state, return_state, cu_seqlens, chunk_size: as for `varla.vla`.
-        backend: "reference", "chunk", "triton" (token by token, on a GPU) or "auto". In chunks, a gate per channel is
-            Dv heads with one value each, and costs as much.
+        backend: "reference", "chunk", "triton" (one token after the other, on a GPU) or "auto". In chunks, a gate per
+            channel is Dv heads with one value each, and costs as much.
 
     Returns:
         o [B, T, H, Dv] in the inputs' type, or (o, DeltaRuleState) with `return_state`.
     """
     per_channel = isinstance(log_gate, Tensor) and log_gate.dim() == 4
-    gates = "B T H Dv" if per_channel else "B T H"
+    settings = _settings(normalize_key)
     (q, k, v, log_gate), sizes = check_inputs(
-        {"q": (q, "B T H D"), "k": (k, "B T H D"), "v": (v, "B T H Dv"), "log_gate": (log_gate, gates)}
-    )
-    inputs = (q, k, v, log_gate if per_channel else log_gate[..., None])
-    settings = DecayedDeltaRuleSettings(normalize_key)
-    arguments: dict[str, Any] = {"initial_state": initial_state, "return_state": return_state, "cu_seqlens": cu_seqlens}
+        {"q": (q, "B T H D"), "k": (k, "B T H D"), "v": (v, "B T H Dv"),
+         "log_gate": (log_gate, "B T H Dv" if per_channel else "B T H")}
+    )  # fmt: skip
+    inputs = (q, k, v, None, None, log_gate if per_channel else log_gate[..., None])
+    call: dict[str, Any] = {"initial_state": initial_state, "return_state": return_state, "cu_seqlens": cu_seqlens}
     if not per_channel:
-        return run(_DECAYED, inputs, sizes, settings, **arguments, backend=backend, chunk_size=chunk_size)
+        return run(_DECAYED, inputs, sizes, settings, **call, backend=backend, chunk_size=chunk_size)  # type: ignore[no-any-return]
     form = choose(_CHANNELS, backend, chunk_size, sizes, q)
-    if form == "chunk" and backend == "auto" and chunk_size is None and sizes["T"] <= LOOP:
+    if form == "chunk" and backend == "auto" and chunk_size is None and sizes["T"] <= CHANNEL_LOOP_TOKENS:
         form = "reference"
     if form != "chunk":
-        return run(_CHANNELS, inputs, sizes, settings, **arguments, backend=form, chunk_size=None)
-    return _by_rows(inputs, sizes, settings, **arguments, chunk_size=SMALL_CHUNK if chunk_size is None else chunk_size)
+        return run(_CHANNELS, inputs, sizes, settings, **call, backend=form, chunk_size=None)  # type: ignore[no-any-return]
+    return _by_rows(inputs, sizes, settings, **call, chunk_size=CHANNEL_CHUNK if chunk_size is None else chunk_size)
 
 
 def decayed_delta_rule_step(
@@ -85,31 +109,24 @@ def decayed_delta_rule_step(
 ) -> tuple[Tensor, DeltaRuleState]:
     """One token: q, k [B, H, D], v [B, H, Dv], log_gate [B, H] or [B, H, Dv]. Returns (o [B, H, Dv], state)."""
     per_channel = isinstance(log_gate, Tensor) and log_gate.dim() == 3
-    gates = "B H Dv" if per_channel else "B H"
+    settings = _settings(normalize_key)
     (q, k, v, log_gate), sizes = check_inputs(
-        {"q": (q, "B H D"), "k": (k, "B H D"), "v": (v, "B H Dv"), "log_gate": (log_gate, gates)}
-    )
-    gate = log_gate if per_channel else log_gate[..., None]
-    return run_step(_DECAYED, (q, k, v, gate), sizes, DecayedDeltaRuleSettings(normalize_key), state)
+        {"q": (q, "B H D"), "k": (k, "B H D"), "v": (v, "B H Dv"),
+         "log_gate": (log_gate, "B H Dv" if per_channel else "B H")}
+    )  # fmt: skip
+    inputs = (q, k, v, None, None, log_gate if per_channel else log_gate[..., None])
+    return run_step(_DECAYED, inputs, sizes, settings, state)
 
 
-def _reference(
-    q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, state: DeltaRuleState, settings: DecayedDeltaRuleSettings
-) -> tuple[Tensor, DeltaRuleState]:
-    """One token at a time; log_gate [B, T, H, 1] or [B, T, H, Dv]."""
-    S, t = state.S, state.t
-    outputs = []
-    for q_t, k_t, v_t, g_t in zip(*(x.to(S.dtype).unbind(1) for x in (q, k, v, log_gate)), strict=True):
-        k_hat = unit(k_t)[0] if settings.normalize_key else k_t
-        S, t = g_t.exp()[..., None] * S + outer(v_t - apply(S, k_hat), k_hat), t + 1
-        outputs.append(apply(S, q_t))
-    return torch.stack(outputs, 1).to(v.dtype), DeltaRuleState(S, t)
+def _settings(normalize_key: bool) -> tuple[MemorySettings]:
+    options = {"feature_map": "identity", "normalizer": False, "normalize_key": normalize_key}
+    return (settings_of(MemorySettings, options),)
 
 
 def _by_rows(
-    inputs: tuple[Tensor, ...],
+    inputs: Sequence[Any],
     sizes: Mapping[str, int],
-    settings: DecayedDeltaRuleSettings,
+    settings: Sequence[Any],
     *,
     initial_state: DeltaRuleState | None,
     return_state: bool,
@@ -117,43 +134,21 @@ def _by_rows(
     chunk_size: int,
 ) -> Any:
     """The chunk form with a gate per channel: rows of S do not mix, so that each can be a head with one value."""
-    q, k, v, log_gate = inputs
+    q, k, v, *_, log_gate = inputs
     H, D, Dv = (sizes[letter] for letter in ("H", "D", "Dv"))
     whole = {**sizes, "B": check_packing(cu_seqlens, sizes["B"], sizes["T"], q.device)}
-    state = begin(_CHANNELS, "initial_state", initial_state, whole, settings, q.device, q.dtype)
-    rows = DeltaRuleState(state.S.reshape(-1, H * Dv, 1, D), state.t)
+    state = begin(_CHANNELS, "initial_state", initial_state, whole, settings, q)
+    q, k = (x.repeat_interleave(Dv, 2) for x in (q, k))
+    v_rows, gate_rows = (x.flatten(2)[..., None] for x in (v, log_gate))
     o, rows = run(
-        _DECAYED,
-        (*(x.repeat_interleave(Dv, 2) for x in (q, k)), *(x.flatten(2)[..., None] for x in (v, log_gate))),
-        {**sizes, "H": H * Dv, "Dv": 1},
-        settings,
-        initial_state=rows,
-        return_state=True,
-        cu_seqlens=cu_seqlens,
-        backend="chunk",
-        chunk_size=chunk_size,
-    )
+        _DECAYED, (q, k, v_rows, None, None, gate_rows), {**sizes, "H": H * Dv, "Dv": 1}, settings,
+        initial_state=DeltaRuleState(state.S.reshape(-1, H * Dv, 1, D), state.t), return_state=True,
+        cu_seqlens=cu_seqlens, backend="chunk", chunk_size=chunk_size,
+    )  # fmt: skip
     o = o.reshape(v.shape)
     return (o, DeltaRuleState(rows.S.reshape(-1, H, Dv, D), rows.t)) if return_state else o
 
 
-def _kernels(
-    inputs: Sequence[Tensor],
-    state: Sequence[Tensor],
-    t: Tensor,
-    cu_seqlens: Tensor | None,
-    settings: DecayedDeltaRuleSettings,
-    keep: bool,
-) -> list[Tensor]:
-    from varla.ops.triton import rows_triton
-
-    q, k, v, log_gate = inputs
-    k = unit(k.float())[0] if settings.normalize_key else k.float()
-    gate = log_gate.float().exp().expand(v.shape)
-    return rows_triton(q.float(), k, v, gate, None, *state, cu_seqlens, True, keep)  # type: ignore[no-any-return]
-
-
-_LOOPS = {"reference": _reference}
-# With a gate per channel there is nothing better on a GPU, however long the sequence.
-_DECAYED = Mechanism("decayed_delta_rule", DeltaRuleState, _LOOPS, kernels=_kernels, kernel_tokens=KERNEL_TOKENS)
-_CHANNELS = Mechanism("decayed_delta_rule", DeltaRuleState, _LOOPS, kernels=_kernels)
+_DECAYED = Mechanism(DeltaRuleState, reference_form, memory_chunk, kernel_form, kernel_tokens=KERNEL_TOKENS)
+# With a gate per channel nothing is faster on a GPU than the kernels, however long the sequence.
+_CHANNELS = Mechanism(DeltaRuleState, reference_form, memory_chunk, kernel_form)

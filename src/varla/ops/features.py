@@ -49,15 +49,32 @@ def unit_backward(grad: Tensor, y: Tensor, inverse: Tensor) -> Tensor:
     return (grad - y * (y * grad).sum(-1, keepdim=True)) * inverse
 
 
-def directions(
+class Features:
+    """Features F = feature(x) and what S is written and read with: y = F, or F / |F| with `normalize`."""
+
+    def __init__(self, x: Tensor, kind: str, normalize: bool, valid: Tensor | None = None):
+        """`x` raw [..., D]. Tokens that are not `valid` get the zero feature, which writes nothing."""
+        self.kind, self.normalize = kind, normalize
+        self.F = feature(x, kind)
+        if valid is not None:
+            self.F = torch.where(valid, self.F, 0)
+        self.y, self._inverse = unit(self.F) if normalize else (self.F, torch.empty(0))
+
+    def backward(self, dy: Tensor, dF: Tensor | float = 0.0) -> Tensor:
+        """Gradient of x from those of y and F."""
+        if self.normalize:
+            dy = unit_backward(dy, self.y, self._inverse)
+        return feature_backward(dy + dF, self.F, self.kind)
+
+
+def scaled_features(
     x: Tensor, beta: Tensor | None, kind: str, normalize: bool, scale: float, dtype: torch.dtype
 ) -> list[Tensor]:
     """[y], or [y, beta y] if there is a beta [..., 1]: y = scale * feature(x), of length `scale` with `normalize`.
 
-    Worked out in float32 or wider, and only then rounded to `dtype`.
+    Computed in float32 or wider, and only then rounded to `dtype`.
     """
-    y = feature(x.to(torch.promote_types(x.dtype, torch.float32)), kind)
-    y = (unit(y)[0] if normalize else y) * scale
+    y = Features(x.to(torch.promote_types(x.dtype, torch.float32)), kind, normalize).y * scale
     return [y.to(dtype)] if beta is None else [y.to(dtype), (beta.to(y.dtype) * y).to(dtype)]
 
 

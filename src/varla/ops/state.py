@@ -141,6 +141,27 @@ class DeltaRuleState(State):
     t: Tensor
 
 
+@dataclass(eq=False)
+class MemoryState(State):
+    """Memory of `varla.memory`: S [B, H, Dv, D], z [B, H, D] and t [B], as in VLAState."""
+
+    LAYOUT: ClassVar[dict[str, str]] = {"S": "B H Dv D", "z": "B H D", "t": "B"}
+
+    S: Tensor
+    z: Tensor
+    t: Tensor
+
+
+@dataclass(eq=False)
+class DirectionState(State):
+    """Memory of `varla.directions`: A [B, H, D, D] and t [B], as in VLAState."""
+
+    LAYOUT: ClassVar[dict[str, str]] = {"A": "B H D D", "t": "B"}
+
+    A: Tensor
+    t: Tensor
+
+
 def _check_state_tensors(tensors: dict[str, tuple[Tensor, str]]) -> None:
     """Raise unless shapes fit together, t is int64 and all else is float32 or all else float64."""
     check_shapes(tensors)

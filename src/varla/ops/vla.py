@@ -1,49 +1,118 @@
-"""`varla.vla` and `varla.vla_step`: the public operator."""
+"""`varla.vla` and `varla.vla_step`: `directions` and `memory` as one operator, Algorithm 1 of the paper."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
 
-from varla.ops import reference, scan
-from varla.ops.call import Mechanism, run, run_step
 from varla.ops.checks import check_inputs, check_untracked
-from varla.ops.chunk import encode
-from varla.ops.settings import VLASettings
+from varla.ops.directions import initial_A
+from varla.ops.directions.reference import directions_reference
+from varla.ops.directions.settings import DirectionSettings, Gain
+from varla.ops.dispatch import CallOptions, Held, Mechanism, Result, accepts, run, run_step, settings_of
+from varla.ops.features import FeatureMap
+from varla.ops.fused.chunk import vla_chunk
+from varla.ops.memory.reference import memory_reference
+from varla.ops.memory.settings import MemorySettings
 from varla.ops.state import VLAState
 
 
+class VLAOptions(TypedDict, total=False):
+    """The keywords of `varla.vla` that make its settings, for type checkers; see `VLASettings`."""
+
+    lambda0: float
+    refresh_every: int | None
+    refresh: float
+    eps: float
+    gain: Gain
+    feature_map: FeatureMap
+    penalty_scale: float | None
+    normalizer: bool
+    normalize_key: bool
+    update_penalty: bool
+
+
+@dataclass(frozen=True)
+class VLASettings:
+    """The scalars of VLA, declared once: the function, the step, the layer and the configurations read them here.
+
+    They are those of `directions` and of `memory`; what both have (feature_map, normalize_key) is the same for both.
+    """
+
+    lambda0: float = 0.1
+    refresh_every: int | None = 20
+    refresh: float = 1e-3
+    eps: float = 1e-4
+    gain: Gain = "unit"
+    feature_map: FeatureMap = "elu1"
+    penalty_scale: float | None = None
+    normalizer: bool = True
+    normalize_key: bool = True
+    update_penalty: bool = True
+
+    def __post_init__(self) -> None:
+        """Check every value, by making both halves."""
+        self.halves()
+
+    def halves(self) -> tuple[DirectionSettings, MemorySettings]:
+        """The settings of `directions` and of `memory`."""
+        along = {name: getattr(self, name) for name in _DIRECTION_FIELDS}
+        held = {name: getattr(self, name) for name in _MEMORY_FIELDS}
+        return DirectionSettings(**along), MemorySettings(**held)
+
+
+_FIELDS = [field.name for field in fields(VLASettings)]
+_DIRECTION_FIELDS = [field.name for field in fields(DirectionSettings) if field.name in _FIELDS]
+_MEMORY_FIELDS = [field.name for field in fields(MemorySettings) if field.name in _FIELDS]
+
+
+class VLACall(VLAOptions, CallOptions, total=False):
+    """The keywords of `varla.vla`, for type checkers."""
+
+    initial_state: VLAState | None
+
+
+@overload
+def vla(
+    q: Tensor, k: Tensor, v: Tensor, u: Tensor, *, return_state: Literal[False] = False, **options: Unpack[VLACall]
+) -> Tensor: ...
+@overload
+def vla(
+    q: Tensor, k: Tensor, v: Tensor, u: Tensor, *, return_state: Literal[True], **options: Unpack[VLACall]
+) -> tuple[Tensor, VLAState]: ...
+@accepts(VLASettings)
 def vla(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     u: Tensor,
     *,
-    lambda0: float = 0.1,
-    refresh_every: int | None = 20,
-    refresh: float = 1e-3,
-    eps: float = 1e-4,
-    gain: str = "unit",
-    feature_map: str = "elu1",
-    penalty_scale: float | None = None,
-    normalizer: bool = True,
-    normalize_key: bool = True,
-    update_penalty: bool = True,
     initial_state: VLAState | None = None,
     return_state: bool = False,
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
     chunk_size: int | None = None,
-) -> Any:
+    **options: Unpack[VLAOptions],
+) -> Tensor | tuple[Tensor, VLAState]:
     """Variational Linear Attention: Algorithm 1 of the paper, exactly, in the form of your choice.
+
+        a = directions(k, u)        A <- A - A u u^T A / (1 + u^T A u),   a = A k / |A k|
+        o = memory(q, k, v, a)      S <- S + (v - S k) a^T,   z <- z + k,   o = S q / max(q . z, eps)
 
     Args:
         q: queries [B, T, H, D], raw: the feature map is applied inside.
         k: keys [B, T, H, D], raw: feature map and normalisation are applied inside.
         v: values [B, T, H, Dv].
         u: penalty directions [B, T, H, D], raw: normalised inside. A zero u leaves A alone.
-        lambda0: initial penalty; a fresh A is I / lambda0. Unused where `initial_state` is given.
+        initial_state: where to go on from; with packed sequences, one row for each.
+        return_state: also return the state after the last token.
+        cu_seqlens: [N + 1] offsets that pack N sequences into B = 1; each behaves as if it were alone.
+        backend: "reference", "chunk", "triton" or "auto"; see `varla.backends()`.
+        chunk_size: tokens in a chunk, for backend "chunk". None: chosen by D. Any value gives the same result.
+        lambda0: initial penalty; a fresh A is I / lambda0. Not used where `initial_state` is given.
         refresh_every: A gains `refresh` times the identity after every so many tokens of a sequence, counted over all
             calls that its state went through. None: never.
         refresh: size of that refresh (eta).
@@ -56,43 +125,21 @@ def vla(
         normalizer: divide outputs by max(q . z, eps). False: o = S q.
         normalize_key: normalise key features to unit length for S. False: the paper's ablation.
         update_penalty: False holds A at its initial value: the paper's ablation. There is no refresh then.
-        initial_state: where to go on from; with packed sequences, one row for each.
-        return_state: also return the state after the last token.
-        cu_seqlens: [N + 1] offsets that pack N sequences into B = 1; each behaves as if it were alone.
-        backend: "reference", "scan", "chunk", "triton" or "auto"; see `varla.backends()`.
-        chunk_size: tokens in a chunk, for backend "chunk". None: chosen by D. Any value gives the same result.
 
     Returns:
         o [B, T, H, Dv] in the inputs' type, or (o, VLAState) with `return_state`.
     """
+    settings = _halves(options)
     (q, k, v, u), sizes = check_inputs(
         {"q": (q, "B T H D"), "k": (k, "B T H D"), "v": (v, "B T H Dv"), "u": (u, "B T H D")}
     )
-    settings = VLASettings(
-        lambda0=lambda0,
-        refresh_every=refresh_every,
-        refresh=refresh,
-        eps=eps,
-        gain=gain,
-        feature_map=feature_map,
-        penalty_scale=sizes["D"] ** -0.5 if penalty_scale is None else penalty_scale,
-        normalizer=normalizer,
-        normalize_key=normalize_key,
-        update_penalty=update_penalty,
-    )
-    return run(
-        _VLA,
-        (q, k, v, u),
-        sizes,
-        settings,
-        initial_state=initial_state,
-        return_state=return_state,
-        cu_seqlens=cu_seqlens,
-        backend=backend,
-        chunk_size=chunk_size,
-    )
+    return run(  # type: ignore[no-any-return]
+        _VLA, (q, k, v, u), sizes, settings, initial_state=initial_state, return_state=return_state,
+        cu_seqlens=cu_seqlens, backend=backend, chunk_size=chunk_size,
+    )  # fmt: skip
 
 
+@accepts(VLASettings)
 def vla_step(
     q: Tensor,
     k: Tensor,
@@ -100,20 +147,11 @@ def vla_step(
     u: Tensor,
     state: VLAState | None = None,
     *,
-    lambda0: float = 0.1,
-    refresh_every: int | None = 20,
-    refresh: float = 1e-3,
-    eps: float = 1e-4,
-    gain: str = "unit",
-    feature_map: str = "elu1",
-    penalty_scale: float | None = None,
-    normalizer: bool = True,
-    normalize_key: bool = True,
-    update_penalty: bool = True,
     inplace: bool = False,
     backend: str = "auto",
+    **options: Unpack[VLAOptions],
 ) -> tuple[Tensor, VLAState]:
-    """One token of `vla`, in constant memory. The arguments mean what they mean there, but for these two.
+    """One token of `vla`, in constant memory. The options mean what they mean there.
 
     q, k, u [B, H, D], v [B, H, Dv]; `state` None begins a sequence. Returns (o [B, H, Dv], state).
 
@@ -124,44 +162,57 @@ def vla_step(
         backend: "reference" (the loop, with derivatives), "triton" (one kernel for all rows and heads, without), or
             "auto": the kernel, on a GPU and without gradients; else the loop.
     """
+    settings = _halves(options)
     (q, k, v, u), sizes = check_inputs({"q": (q, "B H D"), "k": (k, "B H D"), "v": (v, "B H Dv"), "u": (u, "B H D")})
-    settings = VLASettings(
-        lambda0=lambda0,
-        refresh_every=refresh_every,
-        refresh=refresh,
-        eps=eps,
-        gain=gain,
-        feature_map=feature_map,
-        penalty_scale=sizes["D"] ** -0.5 if penalty_scale is None else penalty_scale,
-        normalizer=normalizer,
-        normalize_key=normalize_key,
-        update_penalty=update_penalty,
-    )
     if inplace:
         check_untracked("an update in place keeps nothing for a backward", {"q": q, "k": k, "v": v, "u": u})
     return run_step(_VLA, (q, k, v, u), sizes, settings, state, backend=backend, inplace=inplace)
 
 
-def _initial(sizes: Mapping[str, int], settings: VLASettings, dtype: torch.dtype, device: torch.device) -> VLAState:
+def _halves(options: Mapping[str, Any]) -> tuple[DirectionSettings, MemorySettings]:
+    settings = settings_of(VLASettings, options)
+    return settings.halves() if torch.compiler.is_compiling() else _kept_halves(settings)
+
+
+@lru_cache(maxsize=1024)
+def _kept_halves(settings: VLASettings) -> tuple[DirectionSettings, MemorySettings]:
+    return settings.halves()
+
+
+def _initial(sizes: Mapping[str, int], settings: Sequence[Any], dtype: torch.dtype, device: torch.device) -> VLAState:
     """S = 0, A = I / lambda0, z = 0, t = 0 (lines 1 to 3 of Algorithm 1)."""
-    state = VLAState.zeros(sizes, dtype, device)
-    state.A.diagonal(dim1=-2, dim2=-1).fill_(1 / settings.lambda0)
-    return state
+    B, H, D, Dv = (sizes[letter] for letter in ("B", "H", "D", "Dv"))
+    S, z = (torch.zeros(B, H, *shape, dtype=dtype, device=device) for shape in ((Dv, D), (D,)))
+    t = torch.zeros(B, dtype=torch.int64, device=device)
+    return VLAState(S, initial_A(sizes, settings[0], dtype, device), z, t)
+
+
+def _reference(
+    inputs: Sequence[Any], held: Held, t: Tensor, along: DirectionSettings, settings: MemorySettings
+) -> Result:
+    """Algorithm 1: the loop of `directions`, then that of `memory`."""
+    q, k, v, u = inputs
+    S, A, z = held
+    assert S is not None
+    assert A is not None
+    a, A = directions_reference(k, u, A, t, along)
+    o, S, z = memory_reference(q, k, v, a, None, None, S, z, settings)
+    return o, [S, A, z]
 
 
 def _kernels(
-    inputs: Sequence[Tensor],
-    state: Sequence[Tensor],
-    t: Tensor,
-    cu_seqlens: Tensor | None,
-    settings: VLASettings,
-    keep: bool,
-) -> list[Tensor]:
-    from varla.ops.triton import vla_triton
+    inputs: Sequence[Any], held: Held, t: Tensor, cu_seqlens: Tensor | None, settings: Sequence[Any], keep: bool
+) -> Result:
+    from varla.ops.fused.triton.op import vla_triton
 
-    found: list[Tensor] = vla_triton(list(inputs), state, t, cu_seqlens, encode(settings), keep)
-    return found
+    o, S, A, z, *_ = vla_triton(*inputs, *held, t, cu_seqlens, *settings, keep)
+    return o, [S, A, z]
 
 
-_LOOPS = {"reference": reference.vla_reference, "scan": scan.vla_scan}
-_VLA = Mechanism("vla", VLAState, _LOOPS, _initial, _kernels, decodes=True)
+def _decode(inputs: Sequence[Any], state: VLAState, settings: Sequence[Any]) -> Tensor:
+    from varla.ops.fused.triton.decode import decode_
+
+    return decode_(*inputs, *state.tensors().values(), *settings)
+
+
+_VLA = Mechanism(VLAState, _reference, vla_chunk, _kernels, _initial, decode=_decode)

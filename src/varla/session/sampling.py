@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from varla.ops.arguments import check_count, check_number
+from varla.arguments import check_count, check_number
 
 
 @dataclass(frozen=True)

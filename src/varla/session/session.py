@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from varla.ops.arguments import check_count
+from varla.arguments import check_count
 from varla.session import file
 from varla.session.sampling import Sampling
 from varla.session.text import Decoder, encode

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from varla.ops.arguments import check_count
+from varla.arguments import check_count
 from varla.tasks.draws import distinct, uniform
 from varla.tasks.recall import Recall, interleave
 from varla.tasks.task import IGNORE

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from varla.ops.arguments import check_count
+from varla.arguments import check_count
 from varla.tasks.task import Task
 
 

@@ -3,7 +3,7 @@
 from dataclasses import fields
 from typing import Any
 
-from varla.ops.arguments import refuse_unknown
+from varla.arguments import refuse_unknown
 from varla.tasks.copying import Copy, CopyIdentity
 from varla.tasks.mqar import MQAR, DisjointMQAR, OutOfDistributionMQAR
 from varla.tasks.noisy import NoisyRecall

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from varla.ops.arguments import check_count
+from varla.arguments import check_count
 from varla.tasks.example import columns, table
 
 IGNORE = -100

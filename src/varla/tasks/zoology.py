@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from varla.ops.arguments import check_number
+from varla.arguments import check_number
 from varla.tasks.draws import distinct, weighted_distinct
 from varla.tasks.recall import Recall, interleave
 from varla.tasks.task import IGNORE

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from varla.ops.arguments import check_choice, check_count, check_number, refuse_unknown
+from varla.arguments import check_choice, check_count, check_number, refuse_unknown
 
 PRECISIONS = ("fp32", "bf16")
 Config = TypeVar("Config")

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from varla import tasks
+from varla.arguments import refuse_unknown
 from varla.backbone import Backbone, backbone_config
 from varla.backbone.presets import SETTINGS
-from varla.ops.arguments import refuse_unknown
 from varla.outcomes import DIVERGED, FAILED, FINISHED, INTERRUPTED, RUNNING
 from varla.training import checkpoint, environment
 from varla.training.config import RunConfig

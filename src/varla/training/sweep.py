@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
+from varla.arguments import refuse_unknown
 from varla.backbone import backbone_config
 from varla.layers import MECHANISMS
-from varla.ops.arguments import refuse_unknown
 from varla.outcomes import DIVERGED, EXIT_CODES, FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING
 from varla.training.config import RunConfig, complete, from_dict, load, override
 from varla.training.loop import Interrupted, build_task

@@ -11,8 +11,9 @@ from benchmarks.gpu import sanitizer
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the calls are made on the CPU")
 def test_the_calls_launch_every_kernel(monkeypatch, capsys):
     pytest.importorskip("triton")
-    from varla.ops.triton import convolution, decode, feature_op, gate, norm, rotary, sequential, token_rows
     from varla.ops.triton.s_part import SPart
+
+    from varla.ops.triton import convolution, decode, feature_op, gate, norm, rotary, sequential, token_rows
 
     class Kernel:
         """Notes that it was launched and does nothing."""

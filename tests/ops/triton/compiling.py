@@ -15,15 +15,15 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-
-from tests.ops.triton.registers import disassembled, unwritten
-from varla.ops.chunk.op import encode
 from varla.ops.settings import VLASettings
-from varla.ops.state import VLAState
-from varla.ops.triton import decode, sequential
 from varla.ops.triton.configuration import Inputs, Precision, Shape, State
 from varla.ops.triton.op import _kept
 from varla.ops.triton.pipeline import Pipeline
+
+from tests.ops.triton.registers import disassembled, unwritten
+from varla.ops.chunk.op import encode
+from varla.ops.state import VLAState
+from varla.ops.triton import decode, sequential
 from varla.ops.triton.plan import make_plan, span_length
 
 POINTERS = {

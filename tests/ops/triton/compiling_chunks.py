@@ -6,9 +6,9 @@ Run as a program, in a process without TRITON_INTERPRET: python -m tests.ops.tri
 import sys
 
 import torch
+from varla.ops.triton.chunk_op import chunks_triton
 
 from tests.ops.triton.compiling import report_launches
-from varla.ops.triton.chunk_op import chunks_triton
 
 
 def main(arch: int, dtype: torch.dtype, D: int, error: bool) -> None:

@@ -6,9 +6,9 @@ Run as a program, in a process without TRITON_INTERPRET: python -m tests.ops.tri
 import sys
 
 import torch
+from varla.ops.triton.feature_op import directions
 
 from tests.ops.triton.compiling import report_launches
-from varla.ops.triton.feature_op import directions
 
 
 def main(arch: int, dtype: torch.dtype, D: int) -> None:

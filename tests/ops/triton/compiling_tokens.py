@@ -7,9 +7,9 @@ REFRESH GAIN.
 import sys
 
 import torch
+from varla.ops.settings import VLASettings
 
 from tests.ops.triton.compiling import report_launches
-from varla.ops.settings import VLASettings
 from varla.ops.state import VLAState
 from varla.ops.triton import decode, sequential, token_rows
 

@@ -9,13 +9,14 @@ import torch
 
 triton = pytest.importorskip("triton")
 
+from varla.ops.triton.configuration import NARROW, Precision, Shape  # noqa: E402
+from varla.ops.triton.pipeline import Pipeline  # noqa: E402
+from varla.ops.triton.s_part import SPart  # noqa: E402
+
 from tests.ops.triton.cases import settings  # noqa: E402
 from tests.ops.triton.test_compiling_chunks import SHARED_BY_BOTH  # noqa: E402
 from varla.ops.triton import ahead, information, memory, penalty  # noqa: E402
-from varla.ops.triton.configuration import NARROW, Precision, Shape  # noqa: E402
-from varla.ops.triton.pipeline import Pipeline  # noqa: E402
 from varla.ops.triton.plan import make_plan, span_length  # noqa: E402
-from varla.ops.triton.s_part import SPart  # noqa: E402
 
 KERNELS = [
     (module, name)

@@ -13,11 +13,11 @@ pytest.importorskip("triton")
 
 import triton
 import triton.language as tl
+from varla.ops.triton.configuration import Precision
+from varla.ops.triton.sequential import vla_sequential
 
 from varla.ops.backends import triton_interpreted
-from varla.ops.triton.configuration import Precision
 from varla.ops.triton.convolution import convolve
-from varla.ops.triton.sequential import vla_sequential
 
 pytestmark = pytest.mark.skipif(not triton_interpreted(), reason="on a GPU, compute-sanitizer does this")
 

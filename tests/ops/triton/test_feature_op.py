@@ -12,8 +12,9 @@ from varla.ops import features
 
 pytest.importorskip("triton")
 
-from varla.ops.triton import feature_op
 from varla.ops.triton.feature_op import NUMBERS, directions, directions_triton
+
+from varla.ops.triton import feature_op
 
 Given = tuple[Tensor, Tensor | None]
 

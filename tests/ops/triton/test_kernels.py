@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from varla.ops.settings import VLASettings
 
 import varla
 from tests.ops.cases import randn, vla_inputs, vla_state, with_gradients
 from tests.ops.triton.cases import DEVICE, SETTINGS, assert_fakes_agree, gpu, of_type, relative
 from varla.ops.chunk import encode
-from varla.ops.settings import VLASettings
 
 pytest.importorskip("triton")
 importlib.import_module("varla.ops.triton")  # registers the operator

@@ -22,8 +22,9 @@ from tests.ops.triton.mechanisms import (
 
 pytest.importorskip("triton")
 
-from varla.ops.triton import token_rows
 from varla.ops.triton.token_rows import EVERY
+
+from varla.ops.triton import token_rows
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,1 @@
-"""The chunk-wise form: exact, made of matrix products, forward and backward (docs/math.md)."""
-
-from varla.ops.chunk.op import chunk, encode
-
-__all__ = ["chunk", "encode"]
+"""What all chunk forms share: plans, windows on the tokens, the loop over segments, the PyTorch operator."""

@@ -6,25 +6,69 @@ those that go on are always the first ones: a row that ends is cut off the end o
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from varla.ops.chunk.cells import Cell, Context
-from varla.ops.chunk.penalty import Beat
 from varla.ops.chunk.plan import Block, Plan, Segment
 from varla.ops.chunk.window import Window, table
 
 
 @dataclass(frozen=True)
+class Refresh:
+    """eta times the refreshes before each token, up to and including it [M, n, 1], and in the chunk [M, 1]."""
+
+    before: Tensor
+    until: Tensor
+    total: Tensor
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a cell may know of its window: which tokens exist (None: all), and the refreshes (None: no refresh)."""
+
+    valid: Tensor | None
+    refresh: Refresh | None
+
+
+Inputs = Sequence[Tensor | None]
+Tensors = Sequence[Tensor]
+
+
+class Cell(Protocol):
+    """One segment of an operator, forward and backward.
+
+    A cell sees G chunks of N = rows x heads at once. Inputs arrive raw, as [M, n, *] with M = G N, in the state's
+    precision; the state as [N, *]. `refresh_beat` is (period, eta) of the refresh, None if there is none; `output_like`
+    the input that outputs have the shape of.
+    """
+
+    output_like: int
+    refresh_beat: tuple[int, float] | None
+
+    def forward(self, inputs: Inputs, state: Tensors, context: Context) -> tuple[Tensor, Tensors, Tensors]:
+        """Returns (outputs [M, n, *], state before each chunk [M, *], state after the last [N, *])."""
+        ...
+
+    def backward(
+        self, inputs: Inputs, starts: Tensors, context: Context, do: Tensor, dstate: Tensors
+    ) -> tuple[Inputs, Tensors]:
+        """Returns (gradients of the inputs, gradients of the state before the first chunk).
+
+        Everything else is computed again from `starts`, the states before each chunk.
+        """
+        ...
+
+
+@dataclass(frozen=True)
 class Job:
-    """One call: the cell, the plan, the tokens seen before it t [rows], and (period, eta) of the refresh if any."""
+    """One call: the cell, the plan, and the tokens seen before it t [rows]."""
 
     cell: Cell
     plan: Plan
     packed: bool
     t: Tensor
-    refresh: tuple[int, float] | None
 
     def rows(self, lo: int, hi: int) -> Tensor:
         """The sequences in sorted positions [lo, hi)."""
@@ -34,22 +78,22 @@ class Job:
         """A segment's window on tokens [B, T, H, *], with what the cell may know of it."""
         heads = like.shape[1]
         window = Window(self.plan, block, segment, self.packed, self.t.device)
-        beat = None
-        if self.refresh is not None:
-            period, eta = self.refresh
+        refresh = None
+        if self.cell.refresh_beat is not None:
+            period, eta = self.cell.refresh_beat
             t = self.t[self.rows(block.lo, block.lo + segment.rows)]
-            beat = Beat(*(count * eta for count in window.beats(t, period, heads, like.dtype)))
-        return window, Context(window.valid(heads), beat)
+            refresh = Refresh(*(count * eta for count in window.refreshes(t, period, heads, like.dtype)))
+        return window, Context(window.valid(heads), refresh)
 
 
-def forward(
-    job: Job, inputs: Sequence[Tensor], state: Sequence[Tensor], slots: int
-) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Inputs [B, T, H, *] (values third) and the state to (outputs, final state, the state before every chunk).
+def forward(job: Job, inputs: Inputs, state: Tensors, slots: int) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Inputs [B, T, H, *] and the state to (outputs, final state, the state before every chunk).
 
     With slots = 0 nothing is kept for the backward and the last list holds empty tensors.
     """
-    o = torch.empty_like(inputs[2], memory_format=torch.contiguous_format)
+    like = inputs[job.cell.output_like]
+    assert like is not None
+    o = torch.empty_like(like, memory_format=torch.contiguous_format)
     final = [x.clone() for x in state]
     kept = [x.new_empty(slots, *x.shape[1:]) for x in state]
     for block in job.plan.blocks:
@@ -57,7 +101,7 @@ def forward(
         for segment in block.segments:
             carried = _retire(job, block, segment.rows, carried, final)
             window, context = job.window(block, segment, state[0])
-            loaded = [window.load(x, state[0].dtype) for x in inputs]
+            loaded = [None if x is None else window.load(x, state[0].dtype) for x in inputs]
             y, starts, after = job.cell.forward(loaded, carried, context)
             carried = list(after)
             window.store(y, o)
@@ -68,22 +112,23 @@ def forward(
 
 
 def backward(
-    job: Job, inputs: Sequence[Tensor], kept: Sequence[Tensor], do: Tensor, dfinal: Sequence[Tensor]
-) -> tuple[list[Tensor], list[Tensor]]:
+    job: Job, inputs: Inputs, kept: Tensors, do: Tensor, dfinal: Tensors
+) -> tuple[list[Tensor | None], list[Tensor]]:
     """Gradients of the outputs and of the final state to (gradients of the inputs, gradients of the initial state)."""
-    dinputs = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
+    dinputs = [None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
     dstate = [x.clone() for x in dfinal]
     for block in job.plan.blocks:
         carried = [_flat(x[:0]) for x in dfinal]
         for segment in reversed(block.segments):
             carried = _enlist(job, block, segment.rows, carried, dfinal)
             window, context = job.window(block, segment, dfinal[0])
-            loaded = [window.load(x, dfinal[0].dtype) for x in inputs]
+            loaded = [None if x is None else window.load(x, dfinal[0].dtype) for x in inputs]
             starts = _recall(segment, kept)
             grads, before = job.cell.backward(loaded, starts, context, window.load(do, dfinal[0].dtype), carried)
             carried = list(before)
             for grad, target in zip(grads, dinputs, strict=True):
-                window.store(grad, target)
+                if grad is not None and target is not None:
+                    window.store(grad, target)
         rows = job.rows(block.lo, block.hi)
         for x, target in zip(carried, dstate, strict=True):
             target.index_copy_(0, rows, x.view(-1, *target.shape[1:]))

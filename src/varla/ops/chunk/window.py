@@ -86,7 +86,7 @@ class Window:
         inside = self._positions() < self._lengths()
         return inside[:, :, None].expand(-1, -1, heads, -1).reshape(-1, self.n, 1)
 
-    def beats(self, t: Tensor, period: int, heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    def refreshes(self, t: Tensor, period: int, heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Refreshes since the chunk began, for rows that had seen t [rows] tokens before this call.
 
         Returns (before the token [M, n, 1], up to and including it [M, n, 1], in the whole chunk [M, 1]).

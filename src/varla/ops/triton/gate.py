@@ -5,9 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from varla.ops.chunk.op import refuse_double_backward
+from varla.ops.custom_op import operator, plain_gradients, refuse_double_backward
 from varla.ops.gate import plain
-from varla.ops.operator import operator, plain_gradients
 from varla.ops.triton.plan import on_device, parts
 
 NUMBERS, WARPS = 2048, 8  # of a program

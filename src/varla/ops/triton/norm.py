@@ -12,9 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from varla.ops.chunk.op import refuse_double_backward
+from varla.ops.custom_op import operator, plain_gradients, refuse_double_backward
 from varla.ops.norm import plain
-from varla.ops.operator import operator, plain_gradients
 from varla.ops.triton.plan import on_device, parts
 
 NUMBERS, WARPS = 1024, 2  # of a tile: on an H200 the backward takes 104 us at [65536, 512]; 157 with twice both

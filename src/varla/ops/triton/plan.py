@@ -15,7 +15,7 @@ from torch import Tensor
 
 CHUNK = 64
 SPANS = (1024, 512, 256)  # tokens
-SHORT = 256  # tokens that the gradient of u is taken over at once: the fewest operations at D=128
+GRADIENT_SPAN = 256  # tokens that the gradient of u is taken over at once: the fewest operations at D=128
 FILL = 512  # programs that fill a large GPU several times over
 
 
@@ -89,7 +89,7 @@ def make_plan(lengths: tuple[int, ...], span: int, device: torch.device) -> Plan
         return found, begins
 
     spans, span_first = cut(span)
-    short, short_first = cut(SHORT)
+    short, short_first = cut(GRADIENT_SPAN)
 
     def table(values: Sequence[tuple[int, ...]] | Sequence[int], width: int | None = None) -> Tensor:
         made = torch.tensor(values, dtype=torch.int32)
@@ -113,9 +113,7 @@ def make_plan(lengths: tuple[int, ...], span: int, device: torch.device) -> Plan
 _captured: list[Plan] = []
 
 
-def plan_for(lengths: tuple[int, ...], heads: int, device: torch.device) -> Plan:
-    """The tables, with spans as long as suits so many tokens and heads."""
-    plan = make_plan(lengths, span_length(sum(lengths), heads), device)
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        _captured.append(plan)  # a CUDA graph holds its addresses
-    return plan
+def hold_if_captured(plan: Plan) -> None:
+    """Keep the tables for ever if a CUDA graph is being captured: it holds their addresses."""
+    if plan.chunks.is_cuda and torch.cuda.is_current_stream_capturing():
+        _captured.append(plan)

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from varla.ops.operator import operator
+from varla.ops.custom_op import operator
 from varla.ops.triton.plan import on_device, parts
 
 NUMBERS, WARPS = 2048, 4  # pairs of a program

@@ -1,0 +1,1 @@
+"""The paper, run and judged: every claim as something that is measured."""

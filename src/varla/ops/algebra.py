@@ -1,0 +1,49 @@
+"""Small matrix helpers that the reference and chunk forms share."""
+
+import torch
+from torch import Tensor
+
+
+def apply(matrix: Tensor, vector: Tensor) -> Tensor:
+    """[..., i, j] times [..., j] gives [..., i]."""
+    return (matrix @ vector[..., None])[..., 0]
+
+
+def outer(x: Tensor, y: Tensor) -> Tensor:
+    """[..., i] and [..., j] give [..., i, j]."""
+    return x[..., :, None] * y[..., None, :]
+
+
+def dot(x: Tensor, y: Tensor) -> Tensor:
+    """Inner product over the last dimension, which is kept with size 1."""
+    return (x * y).sum(-1, keepdim=True)
+
+
+def symmetric(x: Tensor) -> Tensor:
+    """The symmetric part of [..., D, D]. (A product that is symmetric on paper is so only up to rounding.)"""
+    return (x + x.mT).mul_(0.5)
+
+
+def eye_like(x: Tensor, n: int) -> Tensor:
+    """The n x n identity in x's precision, on x's device."""
+    return torch.eye(n, dtype=x.dtype, device=x.device)
+
+
+def solve_lower(L: Tensor, X: Tensor, unit: bool = False) -> Tensor:
+    """L^-1 X for lower triangular L [M, n, n] and X [M, n, d]; with `unit`, the diagonal is taken as 1.
+
+    Solved from the right on the transposes, which row-major tensors already are to LAPACK: no copies into column order.
+    """
+    solved: Tensor = torch.linalg.solve_triangular(L.mT, X.mT, upper=True, left=False, unitriangular=unit)
+    return solved.mT
+
+
+def solve_lower_transposed(L: Tensor, X: Tensor, unit: bool = False) -> Tensor:
+    """L^-T X, likewise."""
+    solved: Tensor = torch.linalg.solve_triangular(L, X.mT, upper=False, left=False, unitriangular=unit)
+    return solved.mT
+
+
+def by_chunk(x: Tensor, N: int) -> Tensor:
+    """[G N, *] as [G, N, *]: M = G N matrices are G chunks of N heads, chunk by chunk."""
+    return x.view(-1, N, *x.shape[1:])

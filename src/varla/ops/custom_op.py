@@ -1,0 +1,169 @@
+"""Functions as operators of PyTorch's dispatcher: opaque to torch.compile, with a backward written by hand.
+
+This does what torch.library.custom_op does, from its parts. custom_op imports PyTorch's compiler at the first call,
+which takes as long as importing PyTorch itself, and looks for aliases among the results at every call.
+
+An operator's schema knows tensors and plain values. A frozen dataclass of settings among a function's arguments becomes
+one typed argument for each of its fields, and is put together again behind the dispatcher.
+"""
+
+import inspect
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
+from functools import lru_cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor
+
+
+def operator(
+    name: str,
+    function: Callable[..., Any],
+    fake: Callable[..., Any],
+    backward: Callable[..., Any],
+    setup_context: Callable[..., None] | None = None,
+    signature: inspect.Signature | None = None,
+) -> Callable[..., Any]:
+    """torch.ops.varla.<name>.default as a function with the arguments of `function`, by position.
+
+    `function` mutates and aliases nothing. Its `signature`, by default what its annotations say, is the schema. `fake`
+    returns the same for shapes alone. `backward(ctx, *grads)` returns one gradient for each argument of `function`; see
+    torch.library.register_autograd.
+    """
+    layout = _Layout(_resolved(function) if signature is None else signature)
+    full = f"varla::{name}"
+
+    def nested(call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *flat: call(*layout.nest(flat))
+
+    def context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        if setup_context is not None:
+            setup_context(ctx, layout.nest(inputs), output)
+
+    def spread(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        found = backward(ctx, *grads)
+        return layout.spread(found if isinstance(found, tuple) else (found,))
+
+    prototype = nested(function)
+    prototype.__signature__ = layout.signature  # type: ignore[attr-defined]
+    schema = torch.library.infer_schema(prototype, mutates_args=())
+    torch.library.define(full, schema, tags=(torch.Tag.pt2_compliant_tag,))
+    torch.library.impl(full, "default", nested(function))
+    torch.library.register_fake(full, nested(fake))
+    torch.library.register_autograd(full, spread, setup_context=context)
+    registered = getattr(torch.ops.varla, name).default
+    return lambda *arguments: registered(*layout.flatten(arguments))
+
+
+def mutating_operator(
+    name: str, function: Callable[..., Any], fake: Callable[..., Any], mutates: Sequence[str]
+) -> Callable[..., Any]:
+    """The same for a function that updates the arguments `mutates` in place and has no gradients."""
+    layout = _Layout(_resolved(function))
+
+    def flat_function(*flat: Any) -> Any:
+        return function(*layout.nest(flat))
+
+    flat_function.__signature__ = layout.signature  # type: ignore[attr-defined]
+    registered = torch.library.custom_op(f"varla::{name}", flat_function, mutates_args=mutates)
+    registered.register_fake(lambda *flat: fake(*layout.nest(flat)))
+    return lambda *arguments: registered(*layout.flatten(arguments))
+
+
+class _Layout:
+    """Where settings stand among a function's arguments, and how they are spread over plain ones."""
+
+    def __init__(self, signature: inspect.Signature):
+        parameters: list[inspect.Parameter] = []
+        # For each argument: the dataclass and the names of its fields, or None for a plain one.
+        self.kinds: list[tuple[Callable[..., Any], tuple[str, ...]] | None] = []
+        for each in signature.parameters.values():
+            hint = each.annotation
+            if not is_dataclass(hint):
+                self.kinds.append(None)
+                parameters.append(each)
+                continue
+            types_of = get_type_hints(hint)
+            names = tuple(field.name for field in fields(hint))
+            self.kinds.append((lru_cache(maxsize=256)(hint), names))  # type: ignore[arg-type]
+            parameters += [
+                inspect.Parameter(f"{each.name}_{name}", each.kind, annotation=_plain(types_of[name])) for name in names
+            ]
+        self.signature = signature.replace(parameters=parameters)
+
+    def flatten(self, arguments: Sequence[Any]) -> list[Any]:
+        """The operator's arguments from the function's."""
+        flat: list[Any] = []
+        for value, kind in zip(arguments, self.kinds, strict=True):
+            if kind is None:
+                flat.append(value)
+            else:
+                flat += [getattr(value, name) for name in kind[1]]
+        return flat
+
+    def nest(self, flat: Sequence[Any]) -> list[Any]:
+        """The function's arguments from the operator's."""
+        values = iter(flat)
+        return [
+            next(values) if kind is None else kind[0](*(next(values) for _ in kind[1]))
+            for kind in self.kinds[: self._given(len(flat))]
+        ]
+
+    def spread(self, grads: Sequence[Any]) -> tuple[Any, ...]:
+        """Gradients of the operator's arguments from those of the function's: settings have none."""
+        found: list[Any] = []
+        for grad, kind in zip(grads, self.kinds, strict=True):
+            found += [grad] if kind is None else [None] * len(kind[1])
+        return tuple(found)
+
+    def _given(self, count: int) -> int:
+        """How many of the function's arguments so many of the operator's make."""
+        for i, kind in enumerate(self.kinds):
+            if count <= 0:
+                return i
+            count -= 1 if kind is None else len(kind[1])
+        return len(self.kinds)
+
+
+def _resolved(function: Callable[..., Any]) -> inspect.Signature:
+    """The function's signature, its annotations as types."""
+    signature, hints = inspect.signature(function), get_type_hints(function)
+    parameters = [each.replace(annotation=hints[each.name]) for each in signature.parameters.values()]
+    return signature.replace(parameters=parameters, return_annotation=hints["return"])
+
+
+def _plain(hint: Any) -> Any:
+    """A field's type as a schema has it: words are strings."""
+    if get_origin(hint) is Literal:
+        return str
+    if isinstance(hint, types.UnionType):
+        (only,) = (each for each in get_args(hint) if each is not types.NoneType)
+        return _plain(only) | None
+    return hint
+
+
+def plain_gradients(
+    form: Callable[..., Any], given: Sequence[Tensor | None], grads: Tensor | Sequence[Tensor]
+) -> list[Tensor | None]:
+    """Differentiable gradients of the non-None inputs `given` (for double backward).
+
+    `form` computes the operator in plain PyTorch; `grads` are the gradients of its results.
+    """
+    leaves = [x if x is None or x.requires_grad else x.detach().requires_grad_() for x in given]
+    there = [x for x in leaves if x is not None]
+    found = iter(torch.autograd.grad(form(*leaves), there, grads, create_graph=True))
+    return [None if x is None else next(found) for x in leaves]
+
+
+def refuse_double_backward(backend: str) -> Callable[..., Any]:
+    """The backward of a hand-written backward: an error that says what to use instead."""
+
+    def refuse(ctx: Any, *grads: Any) -> Any:
+        raise RuntimeError(
+            f"double backward is not supported by backend={backend!r}: its gradients are written by hand and have no "
+            "gradients of their own. Use backend='reference', which can be differentiated any number of times."
+        )
+
+    return refuse

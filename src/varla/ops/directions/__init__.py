@@ -1,0 +1,107 @@
+"""`varla.directions`: along which directions a memory is written, from keys, penalty directions and the state A.
+
+lambda <- lambda + u u^T,   A = lambda^-1       by Sherman-Morrison, |u| set to `penalty_scale`
+A <- A + eta I                                  every `refresh_every` tokens
+a = A k / |A k|                                 or another gain
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Unpack, overload
+
+import torch
+from torch import Tensor
+
+from varla.ops.checks import check_inputs
+from varla.ops.chunk.op import ChunkOperator
+from varla.ops.directions.chunk import DirectionCell
+from varla.ops.directions.reference import directions_reference
+from varla.ops.directions.settings import DirectionOptions, DirectionSettings
+from varla.ops.dispatch import CallOptions, Held, Mechanism, Result, accepts, run, settings_of
+from varla.ops.state import DirectionState
+
+
+class DirectionCall(DirectionOptions, CallOptions, total=False):
+    """The keywords of `varla.directions`, for type checkers."""
+
+    initial_state: DirectionState | None
+
+
+@overload
+def directions(
+    k: Tensor, u: Tensor, *, return_state: Literal[False] = False, **options: Unpack[DirectionCall]
+) -> Tensor: ...
+@overload
+def directions(
+    k: Tensor, u: Tensor, *, return_state: Literal[True], **options: Unpack[DirectionCall]
+) -> tuple[Tensor, DirectionState]: ...
+@accepts(DirectionSettings)
+def directions(
+    k: Tensor,
+    u: Tensor,
+    *,
+    initial_state: DirectionState | None = None,
+    return_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+    chunk_size: int | None = None,
+    **options: Unpack[DirectionOptions],
+) -> Tensor | tuple[Tensor, DirectionState]:
+    """The write directions of VLA: lines 8 to 18 of Algorithm 1, exactly, in the form of your choice.
+
+    `varla.memory` writes along them; the two together are `varla.vla`, which is faster.
+
+    Args:
+        k: keys [B, T, H, D], raw: feature map and normalisation are applied inside.
+        u: penalty directions [B, T, H, D], raw: normalised inside. A zero u leaves A alone.
+        initial_state: where to go on from; with packed sequences, one row for each.
+        return_state: also return the state after the last token.
+        cu_seqlens: [N + 1] offsets that pack N sequences into B = 1; each behaves as if it were alone.
+        backend: "reference", "chunk", "triton" or "auto"; see `varla.backends()`.
+        chunk_size: tokens in a chunk, for backend "chunk". None: chosen by D. Any value gives the same result.
+        options: lambda0, refresh_every, refresh, gain, feature_map, penalty_scale, normalize_key and update_penalty, as
+            for `varla.vla`.
+
+    Returns:
+        a [B, T, H, D] in the inputs' type, or (a, DirectionState) with `return_state`.
+    """
+    settings = settings_of(DirectionSettings, options)
+    (k, u), sizes = check_inputs({"k": (k, "B T H D"), "u": (u, "B T H D")})
+    return run(  # type: ignore[no-any-return]
+        _DIRECTIONS, (k, u), sizes, (settings,), initial_state=initial_state, return_state=return_state,
+        cu_seqlens=cu_seqlens, backend=backend, chunk_size=chunk_size,
+    )  # fmt: skip
+
+
+def initial_A(
+    sizes: Mapping[str, int], settings: DirectionSettings, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """A fresh A = I / lambda0 (line 2 of Algorithm 1), [B, H, D, D]."""
+    B, H, D = (sizes[letter] for letter in "BHD")
+    A = torch.zeros(B, H, D, D, dtype=dtype, device=device)
+    A.diagonal(dim1=-2, dim2=-1).fill_(1 / settings.lambda0)
+    return A
+
+
+def _reference(inputs: Sequence[Any], held: Held, t: Tensor, settings: DirectionSettings) -> Result:
+    a, A = directions_reference(*inputs, *held, t, settings)
+    return a, [A]
+
+
+def _initial(
+    sizes: Mapping[str, int], settings: Sequence[Any], dtype: torch.dtype, device: torch.device
+) -> DirectionState:
+    t = torch.zeros(sizes["B"], dtype=torch.int64, device=device)
+    return DirectionState(initial_A(sizes, settings[0], dtype, device), t)
+
+
+def _kernels(
+    inputs: Sequence[Any], held: Held, t: Tensor, cu_seqlens: Tensor | None, settings: Sequence[Any], keep: bool
+) -> Result:
+    from varla.ops.directions.triton.op import directions_triton
+
+    a, A, *_ = directions_triton(*inputs, *held, t, cu_seqlens, *settings, keep)
+    return a, [A]
+
+
+_chunk = ChunkOperator("directions_chunk", DirectionCell, "k u", "A", DirectionSettings)
+_DIRECTIONS = Mechanism(DirectionState, _reference, _chunk, _kernels, _initial)

@@ -1,0 +1,229 @@
+"""The chunk form of `directions`: n Sherman-Morrison steps as one Cholesky factorisation (docs/math.md, section 3).
+
+With r the refreshes in the chunk before a token and r' those up to and including it,
+
+    W = U A0 + eta r U          row t is the start state's image of u_t
+    L L^T = I + U W^T           read in the lower triangle only: entry (t, s) is u_t . w_s for s <= t
+    Z = L^-1 W                  row t is A_{t-1} u_t / sqrt(delta_t)
+    P = K A0 + eta r' K - tril(K Z^T) Z         row t is A_t k_t
+    A1 = A0 + eta r'_n I - Z^T Z
+
+Shapes: U, K, W, Z, P [M, n, D], A0 [M, D, D], L [M, n, n], where M = G N: chunk 0 of all N heads, then chunk 1, ...
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from varla.ops.algebra import by_chunk, eye_like, solve_lower, symmetric
+from varla.ops.chunk.driver import Context, Inputs, Refresh, Tensors
+from varla.ops.directions.settings import DirectionSettings
+from varla.ops.features import Features, safe_reciprocal, unit, unit_backward
+
+
+class DirectionCell:
+    """The chunk form of `directions` by itself: inputs k, u; state A. See chunk.driver.Cell."""
+
+    output_like = 0
+
+    def __init__(self, settings: DirectionSettings):
+        """Remember the scalars."""
+        self.settings, self.refresh_beat = settings, settings.refresh_beat
+
+    def forward(self, inputs: Inputs, state: Tensors, context: Context) -> tuple[Tensor, Tensors, Tensors]:
+        """See Cell."""
+        k, u = inputs
+        K = Features(k, self.settings.feature_map, self.settings.normalize_key, context.valid).y
+        a, A0, A = forward(K, u, state[0], self.settings, context.refresh)
+        return a, (A0,), (A,)
+
+    def backward(
+        self, inputs: Inputs, starts: Tensors, context: Context, do: Tensor, dstate: Tensors
+    ) -> tuple[Inputs, Tensors]:
+        """See Cell."""
+        k, u = inputs
+        keys = Features(k, self.settings.feature_map, self.settings.normalize_key, context.valid)
+        dK, du, dA = Recomputed(keys.y, u, starts[0], self.settings, context.refresh).backward(do, dstate[0])
+        return (keys.backward(dK), du), (dA,)
+
+
+def forward(
+    K: Tensor, u: Tensor, A: Tensor, settings: DirectionSettings, refresh: Refresh | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys K and raw u [M, n, D], A [N, D, D]: (a [M, n, D], A before each chunk [M, D, D], A after the last)."""
+    A = symmetric(A)
+    if settings.update_penalty:
+        A0, Z, A = scan(unit(u)[0] * settings.length_of_u(u.shape[-1]), A, refresh)
+    else:
+        A0, Z = A.repeat(K.shape[0] // A.shape[0], 1, 1), None
+    return Gain(settings.gain, apply_A(K, A0, Z, refresh), K).a, A0, A
+
+
+class Recomputed:
+    """The write directions a of a segment once more, from A before each chunk, and their adjoint."""
+
+    def __init__(self, K: Tensor, u: Tensor, A0: Tensor, settings: DirectionSettings, refresh: Refresh | None):
+        """As for `forward`, A0 [M, D, D]."""
+        self.K, self.A0, self.refresh = K, A0, refresh
+        self.length = settings.length_of_u(u.shape[-1])
+        self.unit_u, self.inverse = unit(u)
+        self.U = self.unit_u * self.length
+        self.parts = factor_all(self.U, A0, refresh) if settings.update_penalty else None
+        self.gain = Gain(settings.gain, apply_A(K, A0, self.parts.Z if self.parts else None, refresh), K)
+        self.a = self.gain.a
+
+    def backward(self, da: Tensor, dA: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients (dK, du, dA before the first chunk) from da [M, n, D] and dA [N, D, D] after the last."""
+        dP, dK_gain = self.gain.backward(da)
+        dA = symmetric(dA)
+        if self.parts is None:
+            dK, dA = backward_fixed(self.K, self.A0, dP, dA)
+            return dK + dK_gain, torch.zeros_like(self.U), dA
+        dU, dK, dA = backward(self.U, self.K, self.A0, self.parts, dP, dA, self.refresh)
+        return dK + dK_gain, unit_backward(dU * self.length, self.unit_u, self.inverse), dA
+
+
+class Gain:
+    """The write direction a from P, row t of which is A_t k_t; see `reference.write_direction`."""
+
+    def __init__(self, kind: str, P: Tensor, K: Tensor):
+        """P, K [M, n, D]."""
+        self.kind, self.K = kind, K
+        if kind == "unit":
+            self.a, self._scale = unit(P)
+        elif kind == "projection":
+            self._scale = safe_reciprocal((K * P).sum(-1, keepdim=True))
+            self.a = P * self._scale
+        else:
+            self.a = P
+
+    @classmethod
+    def of(cls, kind: str, a: Tensor, scale: Tensor, K: Tensor) -> "Gain":
+        """The same from a and what P was multiplied by."""
+        found = cls("raw", a, K)
+        found.kind, found._scale = kind, scale
+        return found
+
+    def backward(self, da: Tensor) -> tuple[Tensor, Tensor | float]:
+        """(dP, what reaches K other than through P)."""
+        if self.kind == "unit":
+            return unit_backward(da, self.a, self._scale), 0.0
+        if self.kind == "projection":
+            along = (da * self.a).sum(-1, keepdim=True)
+            return (da - along * self.K) * self._scale, -along * self.a
+        return da, 0.0
+
+
+class Factor(NamedTuple):
+    """What the factorisation of any number of chunks leaves: W, L, Z as above."""
+
+    W: Tensor
+    L: Tensor
+    Z: Tensor
+
+
+def factor(U: Tensor, A0: Tensor, drift: Tensor | None, eye: Tensor) -> Factor:
+    """Factorise chunks whose start states are known. `drift` is eta r U, None without refresh; `eye` is n x n."""
+    W = torch.bmm(U, A0) if drift is None else torch.baddbmm(drift, U, A0)
+    gram = torch.baddbmm(eye, U, W.mT)
+    L, info = torch.linalg.cholesky_ex(gram)
+    if U.is_cuda and torch.cuda.is_current_stream_capturing():  # nobody can look now: NaN shows it
+        L = L.masked_fill((info != 0)[:, None, None], torch.nan)
+    elif info.any():
+        _refuse_indefinite(gram, info)
+    return Factor(W, L, solve_lower(L, W))
+
+
+def factor_all(U: Tensor, A0: Tensor, refresh: Refresh | None) -> Factor:
+    """Factorise a segment's chunks at once, from the state before each of them."""
+    return factor(U, A0, None if refresh is None else refresh.before * U, eye_like(U, U.shape[1]))
+
+
+def _refuse_indefinite(gram: Tensor, info: Tensor) -> None:
+    """Raise for a factorisation that failed on finite numbers; NaN or inf in a row is left to spread in that row."""
+    finite = torch.isfinite(gram).flatten(1).all(1)
+    if (finite & (info != 0)).any():
+        raise torch.linalg.LinAlgError(  # type: ignore[attr-defined]
+            "A is not positive definite: I + U A U^T of a chunk has no Cholesky factor. Either initial_state.A was not "
+            "symmetric positive definite, or A has become too ill-conditioned for its precision (in float32, beyond "
+            "about 1e7): keep the refresh on, raise lambda0, or use float64 inputs."
+        )
+
+
+def scan(U: Tensor, A: Tensor, refresh: Refresh | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Walk A [N, D, D] through the chunks. Returns (A before each chunk, Z, A after the last)."""
+    eye = eye_like(U, U.shape[1])
+    N = A.shape[0]
+    steps = by_chunk(U, N).unbind()
+    drifts = [None] * len(steps) if refresh is None else by_chunk(refresh.before * U, N).unbind()
+    totals = [None] * len(steps) if refresh is None else by_chunk(refresh.total, N).unbind()
+    starts, Zs = [], []
+    for step, drift, total in zip(steps, drifts, totals, strict=True):
+        starts.append(A)
+        Z = factor(step, A, drift, eye).Z
+        Zs.append(Z)
+        A = symmetric(torch.baddbmm(A, Z.mT, Z, alpha=-1))
+        if total is not None:
+            A.diagonal(dim1=-2, dim2=-1).add_(total)
+    return torch.cat(starts), torch.cat(Zs), A
+
+
+def apply_A(X: Tensor, A0: Tensor, Z: Tensor | None, refresh: Refresh | None) -> Tensor:
+    """Row t is A_t x_t, for any rows X [M, n, D]. Z is None where A is held fixed."""
+    Y = torch.bmm(X, A0)
+    if Z is None:
+        return Y
+    if refresh is not None:
+        Y.addcmul_(X, refresh.until)
+    return Y.baddbmm_(torch.bmm(X, Z.mT).tril_(), Z, alpha=-1)
+
+
+def backward(
+    U: Tensor, K: Tensor, A0: Tensor, parts: Factor, dP: Tensor, Lam: Tensor, refresh: Refresh | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Adjoint of the A part (docs/math.md, section 5). Lam [N, D, D]: symmetric gradient of A after the last chunk.
+
+    Returns (dU, dK, gradient of A before the first chunk).
+    """
+    W, L, Z = parts
+    J = solve_lower(L, eye_like(L, L.shape[-1]).expand_as(L))
+    Y = torch.bmm(J, U)
+    C_K, C_P = torch.bmm(K, Z.mT).tril_(), torch.bmm(dP, Z.mT).tril_()
+
+    # Lam walks back as Pi^T Lam Pi + sym(Phi(dP)^T Phi(K)), with Pi the product of I - z u^T / delta over the chunk.
+    Pi = torch.baddbmm(eye_like(U, U.shape[-1]), Z.mT, Y, alpha=-1)
+    Phi_P, Phi_K = torch.baddbmm(dP, C_P, Y, alpha=-1), torch.baddbmm(K, C_K, Y, alpha=-1)
+    after, Lam = congruence_scan(Pi, symmetric(torch.bmm(Phi_P.mT, Phi_K)), Lam)
+
+    # Through P and A1 to Z, through Z = L^-1 W and the factorisation to W and U, all chunks at once.
+    dK = apply_A(dP, A0, Z, refresh)
+    dZ = torch.bmm(C_K.mT, dP).baddbmm_(C_P.mT, K).baddbmm_(Z, after, alpha=2).neg_()
+    B = torch.bmm(dZ, Z.mT).tril_()
+    B.diagonal(dim1=-2, dim2=-1).mul_(0.5)
+    B = symmetric(torch.bmm(J.mT, torch.bmm(B, J))).mul_(2).tril_()
+    B.diagonal(dim1=-2, dim2=-1).mul_(0.5)  # now minus the gradient of the lower triangle of L L^T
+    dW = torch.bmm(J.mT, dZ).baddbmm_(B.mT, U, alpha=-1)
+    dU = torch.bmm(dW, A0).baddbmm_(B, W, alpha=-1)
+    if refresh is not None:
+        dU.addcmul_(dW, refresh.before)
+    return dU, dK, Lam
+
+
+def congruence_scan(Pi: Tensor, own: Tensor, Lam: Tensor) -> tuple[Tensor, Tensor]:
+    """Lam <- Pi_g^T Lam Pi_g + own_g from the last chunk to the first. Pi, own [M, D, D], Lam [N, D, D].
+
+    Returns (Lam after each chunk [M, D, D], Lam before the first).
+    """
+    N = Lam.shape[0]
+    after = []
+    for Pi_g, own_g in zip(*(reversed(by_chunk(x, N).unbind()) for x in (Pi, own)), strict=True):
+        after.append(Lam)
+        Lam = symmetric(torch.baddbmm(own_g, Pi_g.mT, torch.bmm(Lam, Pi_g)))
+    return torch.cat(after[::-1]), Lam
+
+
+def backward_fixed(K: Tensor, A0: Tensor, dP: Tensor, dA: Tensor) -> tuple[Tensor, Tensor]:
+    """Adjoint of P = K A where A is held fixed: (dK, gradient of A)."""
+    own = by_chunk(torch.bmm(dP.mT, K), dA.shape[0]).sum(0)
+    return torch.bmm(dP, A0), dA + symmetric(own)

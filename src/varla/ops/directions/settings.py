@@ -1,0 +1,74 @@
+"""The scalars of `varla.directions`."""
+
+from dataclasses import dataclass
+from typing import Literal, TypedDict, get_args
+
+from varla.arguments import check_choice, check_count, check_flag, check_number
+from varla.ops.features import FEATURE_MAPS, FeatureMap
+
+Gain = Literal["unit", "projection", "raw"]
+GAINS: tuple[str, ...] = get_args(Gain)
+
+
+class DirectionOptions(TypedDict, total=False):
+    """The keywords of `varla.directions` that make its settings, for type checkers; see `DirectionSettings`."""
+
+    lambda0: float
+    refresh_every: int | None
+    refresh: float
+    gain: Gain
+    feature_map: FeatureMap
+    penalty_scale: float | None
+    normalize_key: bool
+    update_penalty: bool
+
+
+@dataclass(frozen=True)
+class DirectionSettings:
+    """How write directions a come from keys k and penalty directions u. Checked when made.
+
+    Args:
+        lambda0: initial penalty; a fresh A is I / lambda0. Not used where an initial state is given.
+        refresh_every: A gains `refresh` times the identity after every so many tokens of a sequence, counted over all
+            calls that its state went through. None: never.
+        refresh: size of that refresh (eta).
+        gain: a from A k: "unit" divides by |A k| (the paper), "projection" by k . A k (then S k = v holds for the
+            newest pair), "raw" by nothing (VLAv2; with u = k, classical recursive least squares).
+        feature_map: "elu1" (ELU + 1), or "identity" if the keys are features already.
+        penalty_scale: length that u is normalised to. None: D ** -0.5, as in Algorithm 1; 1.0: as in the paper's eq.
+            (penalty).
+        normalize_key: normalise key features to unit length.
+        update_penalty: False holds A at its initial value: the paper's ablation. There is no refresh then.
+    """
+
+    lambda0: float = 0.1
+    refresh_every: int | None = 20
+    refresh: float = 1e-3
+    gain: Gain = "unit"
+    feature_map: FeatureMap = "elu1"
+    penalty_scale: float | None = None
+    normalize_key: bool = True
+    update_penalty: bool = True
+
+    def __post_init__(self) -> None:
+        """Check every value, so that no form of the operator has to."""
+        check_number("lambda0", self.lambda0, above=0)
+        check_count("refresh_every", self.refresh_every, none_means="no refresh")
+        check_number("refresh", self.refresh, least=0)
+        check_choice("gain", self.gain, GAINS)
+        check_choice("feature_map", self.feature_map, FEATURE_MAPS)
+        if self.penalty_scale is not None:
+            check_number("penalty_scale", self.penalty_scale, above=0)
+        check_flag("normalize_key", self.normalize_key)
+        check_flag("update_penalty", self.update_penalty)
+
+    @property
+    def refresh_beat(self) -> tuple[int, float] | None:
+        """(period, eta) of the refresh, None if there is none: a fixed A is not refreshed."""
+        if not self.update_penalty or self.refresh_every is None or self.refresh == 0:
+            return None
+        return self.refresh_every, float(self.refresh)
+
+    def length_of_u(self, D: int) -> float:
+        """|u| after normalisation, for keys of D dimensions."""
+        return D**-0.5 if self.penalty_scale is None else float(self.penalty_scale)

@@ -1,0 +1,1 @@
+"""Kernels of `directions`, and the launcher beside them."""

@@ -1,0 +1,181 @@
+"""Kernels that work on A^-1, which without refresh only gains u u^T (docs/math.md, section 7).
+
+    square_sum, running_sum, invert, invert_spans   A before every span, from sums of u u^T and their inverses
+    outer_sum, running_sum, direction_backward      the gradient of A^-1, a sum from the right, and du from it
+    sandwich                                        a gradient from A to A^-1 or back
+    compose                                         with refresh: A before every span, from what each span does to it
+
+Sums are one program to a head and span; A^-1 is a tile [D, D] in registers.
+"""
+
+import triton
+import triton.language as tl
+
+from varla.ops.directions.triton.walk import (
+    STEP,
+    slot,
+    span_of,
+    symmetric,
+)
+from varla.ops.triton.tiles import (
+    cholesky_inverse,
+    dot,
+    features,
+    matrix,
+    normalized,
+    operand,
+    rows,
+    store_matrix,
+    store_rows,
+    unit,
+    unit_backward,
+)
+
+
+@triton.jit
+def square_sum(
+    u, spans, out, H, D, scale, BD: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr, WALK: tl.constexpr
+):
+    """U^T U of each span: out [spans, H, D, D]. The rows of U are those of u, normalised to length `scale` if UNIT."""
+    span, head, token, count, _, _, _ = span_of(spans, H)
+    d = tl.arange(0, BD)
+    total = tl.zeros([BD, BD], tl.float32)
+    for begin in range(0, count, BLOCK):
+        U = rows(u, token + begin, count - begin, head, H, d, D, BLOCK, True)
+        if UNIT:
+            U = unit(U, True)[0] * scale
+        total = dot(U, tl.trans(U), WALK, total)
+    store_matrix(out, total, span * H + head, d, D, d, D)
+
+
+@triton.jit
+def inverse(M, aside, D, BD: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constexpr):
+    """The inverse of M [BD, BD], of which D x D are symmetric positive definite, by sweeping 16 rows at a time.
+
+    Sweeping rows b with M_bb = L L^T and V = L^-1 M_b., its block b replaced by L^-1:
+    M <- M - V^T V, but +V^T V where exactly one index is in b, and -V^T V where both are. After all rows, M is -M^-1.
+    `aside`: 16 (BD + 16) floats of memory.
+    """
+    d = tl.arange(0, BD)
+    i = tl.arange(0, STEP)
+    M += tl.where((d[:, None] == d[None, :]) & (d[:, None] >= D), 1.0, 0.0)
+    factors = aside + STEP * BD
+    for b in range(0, BD, STEP):
+        inside = (d >= b) & (d < b + STEP)
+        tl.debug_barrier()
+        tl.store(aside + d[:, None] * STEP + d[None, :] - b, M, inside[None, :] & (d[:, None] < BD))
+        tl.debug_barrier()
+        R = tl.load(aside + d[:, None] * STEP + i[None, :])  # columns b, which are rows b: M is symmetric
+        J = cholesky_inverse(tl.load(aside + (b + i[:, None]) * STEP + i[None, :]), factors, WARPS)
+        own = tl.load(factors + i[None, :] * STEP + d[:, None] - b, inside[:, None], 0.0)
+        V = tl.where(inside[:, None], own, dot(R, tl.trans(J), WALK))
+        change = dot(V, tl.trans(V), WALK)
+        M = tl.where(inside[:, None] != inside[None, :], change, tl.where(inside[:, None], 0.0, M) - change)
+    return tl.where((d[:, None] < D) & (d[None, :] < D), -M, 0.0)
+
+
+@triton.jit
+def invert(x, out, scratch, D, BD: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constexpr):
+    """out = the inverse of every symmetric positive definite x [*, D, D]. They may be the same memory."""
+    entry = tl.program_id(0)
+    d = tl.arange(0, BD)
+    aside = scratch + entry.to(tl.int64) * (STEP * (BD + STEP))
+    M = symmetric(matrix(x, entry, d, D, d, D))
+    store_matrix(out, inverse(M, aside, D, BD, WALK, WARPS), entry, d, D, d, D)
+
+
+@triton.jit
+def invert_spans(x, initial, spans, scratch, H, D, BD: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constexpr):
+    """The same for the spans of sequences, x [spans, H, D, D] in place; but the first of each becomes `initial`."""
+    span, head, _, _, sequence, position, _ = span_of(spans, H)
+    d = tl.arange(0, BD)
+    aside = scratch + tl.program_id(0).to(tl.int64) * (STEP * (BD + STEP))
+    if position == 0:
+        M = symmetric(matrix(initial, sequence * H + head, d, D, d, D))
+    else:
+        M = inverse(symmetric(matrix(x, span * H + head, d, D, d, D)), aside, D, BD, WALK, WARPS)
+    store_matrix(x, M, span * H + head, d, D, d, D)
+
+
+@triton.jit
+def sandwich(x, y, out, D, BD: tl.constexpr, BLOCK: tl.constexpr, WALK: tl.constexpr):
+    """out = -X sym(Y) X for symmetric X, BLOCK columns of it: a gradient through an inverse. All [*, D, D]."""
+    entry = tl.program_id(0)
+    d = tl.arange(0, BD)
+    e = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    Y = symmetric(matrix(y, entry, d, D, d, D))
+    half = dot(Y, matrix(x, entry, d, D, e, D), WALK)
+    store_matrix(out, -dot(matrix(x, entry, d, D, d, D), half, WALK), entry, d, D, e, D)
+
+
+@triton.jit
+def compose(initial, C, F, J, starts, first, scratch, H, D, BD: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constexpr):
+    """A before every span, starts [spans, H, D, D], from what each span does (`element_walk`), in their order."""
+    sequence, head = tl.program_id(0) // H, tl.program_id(0) % H
+    d = tl.arange(0, BD)
+    aside = scratch + tl.program_id(0).to(tl.int64) * (STEP * (BD + STEP))
+    A = symmetric(matrix(initial, sequence * H + head, d, D, d, D))
+    end = tl.load(first + sequence + 1)
+    for span in range(tl.load(first + sequence), end):
+        at = span * H + head
+        store_matrix(starts, A, at, d, D, d, D)
+        if span + 1 < end:
+            M = inverse(A, aside, D, BD, WALK, WARPS) + matrix(J, at, d, D, d, D)
+            X = inverse(symmetric(M), aside, D, BD, WALK, WARPS)
+            L = matrix(F, at, d, D, d, D)
+            A = symmetric(dot(dot(L, X, WALK), tl.trans(L), WALK) + matrix(C, at, d, D, d, D))
+
+
+@triton.jit
+def outer_sum(
+    G, a, k, spans, chunk_first, out, H, D,
+    BD: tl.constexpr, BLOCK: tl.constexpr, FIXED: tl.constexpr,
+    ELU: tl.constexpr, UNIT: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """-sym(G^T a) of each span: out [spans, H, D, D]. FIXED: sym(G^T K), G being dP. G [chunks, H, 64, D]."""
+    span, head, token, count, sequence, position, _ = span_of(spans, H)
+    LEFT: tl.constexpr = "left" if DOT == "bf16" else DOT
+    d = tl.arange(0, BD)
+    total = tl.zeros([BD, BD], tl.float32)
+    for begin in range(0, count, BLOCK):
+        here, more = token + begin, count - begin
+        if FIXED:
+            X = normalized(features(k, here, more, head, H, d, D, BLOCK, ELU), UNIT)[0]
+        else:
+            X = -rows(a, here, more, head, H, d, D, BLOCK)
+        row = slot(chunk_first, sequence, position + begin, head, H)
+        total = dot(tl.trans(rows(G, row, more, 0, 1, d, D, BLOCK)), X, LEFT, total)
+    store_matrix(out, symmetric(total), span * H + head, d, D, d, D)
+
+
+@triton.jit
+def direction_backward(
+    u, a, G, dM, du, chunks, places, chunk_first, short_first, H, D, scale,
+    BD: tl.constexpr, CHUNK: tl.constexpr, SHORT: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """du without refresh, every chunk by itself. dM [*, H, D, D]: gradient of A^-1 after each SHORT tokens.
+
+    A^-1 only ever gains u u^T, so its gradient is a running sum of -sym(g_t a_t^T) from the right, and
+    dU = 2 U dM - triu(U a^T) G - triu(U G^T) a, over what is left of the SHORT tokens: attention, reversed.
+    a is exact in bfloat16; G [chunks, H, CHUNK, D] and dM are not, and keep 16 bits.
+    """
+    RIGHT: tl.constexpr = "right" if DOT == "bf16" else DOT
+    chunk, head = tl.program_id(0) // H, tl.program_id(0) % H
+    token, count = tl.load(chunks + chunk * 2), tl.load(chunks + chunk * 2 + 1)
+    sequence, position = tl.load(places + chunk * 2), tl.load(places + chunk * 2 + 1)
+    d = tl.arange(0, BD)
+    i = tl.arange(0, CHUNK)
+    y, inverse = unit(rows(u, token, count, head, H, d, D, CHUNK))
+    x = operand(y, DOT)
+    at = (tl.load(short_first + sequence) + position // SHORT) * H + head
+    left = (SHORT - position % SHORT) // CHUNK
+    left = tl.minimum(left, tl.load(chunk_first + sequence + 1) - chunk)
+    dU = dot(x, matrix(dM, at, d, D, d, D), RIGHT)  # half of it
+    for n in range(left):
+        here, more = tl.load(chunks + (chunk + n) * 2), tl.load(chunks + (chunk + n) * 2 + 1)
+        P = operand(rows(a, here, more, head, H, d, D, CHUNK), DOT)
+        X = rows(G, ((chunk + n) * H + head) * CHUNK, more, 0, 1, d, D, CHUNK) * -0.5
+        later = (n > 0) | (i[:, None] <= i[None, :])
+        dU = dot(tl.where(later, dot(x, tl.trans(P), DOT), 0.0), X, RIGHT, dU)
+        dU = dot(tl.where(later, dot(x, tl.trans(X), RIGHT), 0.0), P, DOT, dU)
+    store_rows(du, unit_backward(dU * (2 * scale * scale), y, inverse), token, count, head, H, d, D, CHUNK)

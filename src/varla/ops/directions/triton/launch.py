@@ -1,0 +1,240 @@
+"""Which kernels of `directions` run in which order, and what passes between them; see walk.py and inverse.py.
+
+A walks through each sequence, or through all its spans at once. For the latter, A before every span comes first:
+without refresh from inverses of prefix sums, with it from what each span does to any A. The backward works on all spans
+at once.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from varla.ops.directions.settings import DirectionSettings
+from varla.ops.directions.triton import inverse, walk
+from varla.ops.triton.launcher import Launcher
+from varla.ops.triton.plan import CHUNK, GRADIENT_SPAN, parts
+
+HUGE = 2**31 - 1
+FEW_HEADS = 48  # over all sequences: with more, walking each sequence from its beginning is as fast as any other way
+
+
+class Kept(NamedTuple):
+    """What the backward needs of the forward, beside a."""
+
+    gain: Tensor  # [tokens, H]: what A k was multiplied by
+    A: Tensor  # [spans, H, D, D]: A before every span
+    J: Tensor  # [tokens, H, 16]: L^-1 of every step of the walk
+
+    @classmethod
+    def empty(cls, like: Tensor, spans: int) -> "Kept":
+        """Room for it, for keys like this one [tokens, H, D]."""
+        tokens, H, D = like.shape
+        shapes = ((tokens, H), (spans, H, D, D), (tokens, H, walk.STEP.value))
+        return cls(*(like.new_empty(shape, dtype=torch.float32) for shape in shapes))
+
+
+@dataclass(frozen=True)
+class DirectionLauncher(Launcher):
+    """One call of `directions`."""
+
+    settings: DirectionSettings
+
+    def forward(self, k: Tensor, u: Tensor, A: Tensor, t: Tensor, a: Tensor, kept: Kept) -> Tensor:
+        """A after the last token. Fills a and `kept` from raw k, u [tokens, H, D], A [N, H, D, D] and counts t [N]."""
+        s, plan, final = self.shape, self.plan, torch.empty_like(A)
+        if not self._serial:
+            (self._starts if self.settings.refresh_beat is None else self._starts_refreshed)(u, A, t, kept.A)
+        spans, start = (plan.whole, A) if self._serial else (plan.spans, kept.A)
+        self.launch(
+            walk.forward_walk, (len(spans) * s.H,),
+            k, u, start, t, spans, kept.A, final, a, kept.gain, kept.J, plan.span_first, self._scratch(len(spans), A),
+            s.H, s.D, *self._scalars, plan.span if self._serial else 0,
+            BD=s.BD, **self._switches("UPDATE", "REFRESH", "ELU"), GAIN=self.settings.gain, **self._walk(),
+            EXACT=self.precision.exact, WARPS=s.warps,
+        )  # fmt: skip
+        return self._unless_empty(final, A)
+
+    def backward(
+        self, k: Tensor, u: Tensor, A: Tensor, t: Tensor, a: Tensor, kept: Kept, final: Tensor, dP: Tensor, dk: Tensor,
+        dA: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """du and the gradient of the initial A. Adds to dk what reaches the keys through a.
+
+        dP [chunks, H, CHUNK, D] float32 is the gradient of A k, and memory to use. `final` is what `forward` returned.
+        """
+        s, plan = self.shape, self.plan
+        refresh = self.settings.refresh_beat is not None
+        G, Z, Y, K = (torch.empty_like(a) if refresh else dP for _ in range(4))
+        self.launch(
+            walk.backward_walk, (len(plan.spans) * s.H,),
+            k, u, kept.gain, dP, dk, G, Z, Y, kept.J, K, kept.A, t, plan.spans, plan.first, s.H, s.D, *self._scalars,
+            BD=s.BD, **self._switches("UPDATE", "REFRESH", "ELU"), **self._walk(),
+        )  # fmt: skip
+        if refresh:
+            initial = torch.empty_like(dA)
+            self.launch(
+                walk.gradient_scan, (len(plan.whole) * s.H,),
+                Z, Y, G, K, dA, initial, plan.whole, s.H, s.D, BD=s.BD, DOT=self.precision.dot, num_warps=s.warps,
+            )  # fmt: skip
+            du = self._factors_backward(k, u, t, kept, dP, K, Z, Y, G)
+        else:
+            du, initial = self._information_backward(k, u, A, a, final, dP, dA)
+        return du, self._unless_empty(initial, dA)
+
+    def stand_ins(
+        self, tokens: int, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Kept]:
+        """Tensors of the types and sizes that a call has: k, u, A, t, a and what it keeps."""
+        s, N = self.shape, len(self.plan.whole)
+        k, u = (torch.empty(tokens, s.H, s.D, dtype=dtype, device=device) for _ in range(2))
+        A, t = torch.empty(N, s.H, s.D, s.D, device=device), torch.empty(N, dtype=torch.int64, device=device)
+        return k, u, A, t, torch.empty_like(k, dtype=self.precision.buffer), Kept.empty(k, len(self.plan.spans))
+
+    def _unless_empty(self, x: Tensor, untouched: Tensor) -> Tensor:
+        """x [N, *], but for sequences without tokens what was handed in, to the last bit (x is made symmetric)."""
+        if self.plan.empty:
+            x[list(self.plan.empty)] = untouched[list(self.plan.empty)]
+        return x
+
+    @property
+    def _serial(self) -> bool:
+        """Whether A is walked through each sequence from its beginning, or through all spans at once.
+
+        At once takes their starts first: without refresh, sums and inverses; with it, a second walk, which pays only
+        where there are too few heads to fill the GPU.
+        """
+        if self.plan.one_span or not self.settings.update_penalty:
+            return True
+        sequences = len(self.plan.whole)
+        few = sequences * self.shape.H <= FEW_HEADS and len(self.plan.spans) >= 4 * sequences
+        return self.settings.refresh_beat is not None and not few
+
+    @property
+    def _unit(self) -> bool:
+        """Whether keys are normalised before A meets them. Gain "unit" divides A k by its length: theirs has no say."""
+        return self.settings.normalize_key and self.settings.gain != "unit"
+
+    @property
+    def _scalars(self) -> tuple[float, int, float]:
+        """|u|, and period and size of the refresh."""
+        period, eta = self.settings.refresh_beat or (HUGE, 0.0)
+        return self.settings.length_of_u(self.shape.D), min(period, HUGE), eta
+
+    def _starts(self, u: Tensor, A: Tensor, t: Tensor, out: Tensor) -> None:
+        """A before every span, without refresh: the inverse of a prefix sum of u u^T."""
+        s, plan = self.shape, self.plan
+        self._square_sum(u, out, unit=True)
+        self.running_sum(out, self._inverse(A), torch.empty_like(A), plan.span_first, reverse=False)
+        programs = len(plan.spans) * s.H
+        self.launch(
+            inverse.invert_spans, (programs,),
+            out, A, plan.spans, A.new_empty(programs, 16, s.BD + 16), s.H, s.D,
+            BD=s.BD, WALK=self.precision.walk, WARPS=s.warps, num_warps=s.warps,
+        )  # fmt: skip
+
+    def _starts_refreshed(self, u: Tensor, A: Tensor, t: Tensor, out: Tensor) -> None:
+        """A before every span, with refresh: what each span does to any A, for all at once; then those, in order."""
+        s, plan = self.shape, self.plan
+        C, F, J = (torch.empty_like(out) for _ in range(3))
+        V = torch.empty_like(u, dtype=torch.float32)
+        self.launch(
+            walk.element_walk, (len(plan.spans) * s.H,),
+            u, t, plan.spans, self._scratch(len(plan.spans), out), C, F, V, s.H, s.D, *self._scalars,
+            BD=s.BD, WALK=self.precision.walk, EXACT=self.precision.exact, WARPS=s.warps, num_warps=s.warps,
+        )  # fmt: skip
+        self._square_sum(V, J, unit=False)
+        programs = len(plan.whole) * s.H
+        self.launch(
+            inverse.compose, (programs,),
+            A, C, F, J, out, plan.span_first, out.new_empty(programs, 16, s.BD + 16), s.H, s.D,
+            BD=s.BD, WALK="tf32x3", WARPS=s.warps, num_warps=s.warps,
+        )  # fmt: skip
+
+    def _square_sum(self, u: Tensor, out: Tensor, unit: bool) -> None:
+        s, plan = self.shape, self.plan
+        self.launch(
+            inverse.square_sum, (len(plan.spans) * s.H,),
+            u, plan.spans, out, s.H, s.D, self._scalars[0],
+            BD=s.BD, BLOCK=32, UNIT=unit, WALK=self.precision.walk, num_warps=s.warps,
+        )  # fmt: skip
+
+    def _inverse(self, x: Tensor) -> Tensor:
+        s, out, programs = self.shape, torch.empty_like(x), len(self.plan.whole) * self.shape.H
+        self.launch(
+            inverse.invert, (programs,),
+            x, out, x.new_empty(programs, 16, s.BD + 16), s.D,
+            BD=s.BD, WALK=self.precision.walk, WARPS=s.warps, num_warps=s.warps,
+        )  # fmt: skip
+        return out
+
+    def _through_inverse(self, x: Tensor, y: Tensor) -> Tensor:
+        """-x sym(y) x: given x = m^-1, the gradient of m from that of x, which is y; or the reverse."""
+        s, out = self.shape, torch.empty_like(x)
+        self.launch(
+            inverse.sandwich, (len(self.plan.whole) * s.H, parts(s.D, 16)),
+            x, y, out, s.D, BD=s.BD, BLOCK=16, WALK=self.precision.walk, num_warps=s.warps,
+        )  # fmt: skip
+        return out
+
+    def _information_backward(
+        self, k: Tensor, u: Tensor, A: Tensor, a: Tensor, final: Tensor, G: Tensor, dA: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """(du, dA before the first token) without refresh: the gradient of A^-1 is a sum from the right."""
+        s, plan, fixed = self.shape, self.plan, not self.settings.update_penalty
+        sums = A.new_empty(len(plan.short), s.H, s.D, s.D)
+        total = torch.empty_like(A)
+        self.launch(
+            inverse.outer_sum, (len(plan.short) * s.H,),
+            G, a, k, plan.short, plan.first, sums, s.H, s.D,
+            BD=s.BD, BLOCK=32, FIXED=fixed, **self._switches("ELU"), UNIT=self._unit,
+            DOT=self.precision.dot, num_warps=s.warps, num_stages=1,
+        )  # fmt: skip
+        if fixed:
+            self.running_sum(sums, dA, total, plan.short_first, reverse=True)
+            return torch.zeros_like(u), (total + total.mT) / 2
+        self.running_sum(sums, self._through_inverse(final, dA), total, plan.short_first, reverse=True)
+        du = torch.empty_like(u)
+        self.launch(
+            inverse.direction_backward, (len(plan.chunks) * s.H,),
+            u, a, G, sums, du, plan.chunks, plan.places, plan.first, plan.short_first, s.H, s.D, self._scalars[0],
+            BD=s.BD, CHUNK=CHUNK, SHORT=GRADIENT_SPAN, DOT=self.precision.dot, num_warps=s.finishing, num_stages=1,
+        )  # fmt: skip
+        return du, self._through_inverse(self._inverse(A), total)
+
+    def _factors_backward(
+        self, k: Tensor, u: Tensor, t: Tensor, kept: Kept, dP: Tensor, V: Tensor, Z: Tensor, X: Tensor, rest: Tensor
+    ) -> Tensor:
+        """du with refresh, through the factors of every step. X and rest are memory to use."""
+        s, plan = self.shape, self.plan
+        self.launch(
+            walk.factor_backward, (len(plan.chunks) * s.H,),
+            k, u, dP, V, Z, kept.J, X, rest, plan.chunks, plan.places, t, s.H, s.D, *self._scalars,
+            BD=s.BD, STEPS=4, **self._switches("ELU"), UNIT=self._unit, DOT=self.precision.times, num_warps=4,
+        )  # fmt: skip
+        du = X if X.dtype == u.dtype else torch.empty_like(u)
+        self.launch(
+            walk.direction_walk, (len(plan.spans) * s.H,),
+            u, X, rest, Z, du, kept.A, t, plan.spans, s.H, s.D, *self._scalars,
+            BD=s.BD, DOT=self.precision.times, WALK=self.precision.walk, num_warps=4 if s.half else s.warps,
+        )  # fmt: skip
+        return du
+
+    def _scratch(self, programs: int, like: Tensor) -> Tensor:
+        """256 floats for each program of a walk (see tiles.cholesky_inverse)."""
+        return like.new_empty(programs * self.shape.H, 256)
+
+    def _walk(self) -> dict[str, Any]:
+        s, p = self.shape, self.precision
+        return {"UNIT": self._unit, "PAST": p.dot, "WALK": p.walk, "num_warps": s.warps, "num_stages": 1}
+
+    def _switches(self, *names: str) -> dict[str, Any]:
+        """The compile-time switches of these names."""
+        s = self.settings
+        found = {
+            "ELU": s.feature_map == "elu1",
+            "UPDATE": s.update_penalty,
+            "REFRESH": s.refresh_beat is not None,
+        }
+        return {name: found[name] for name in names}

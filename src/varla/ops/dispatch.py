@@ -1,0 +1,276 @@
+"""What all operators share: settings, defaults of state and backend, packing. Every call goes through `run`."""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any, Generic, TypedDict, TypeVar
+
+import torch
+from torch import Tensor
+
+from varla.arguments import check_choice, check_count, check_flag, refuse_unknown
+from varla.ops.backends import backends, cannot_launch, has_tangent
+from varla.ops.checks import check_inplace, check_state
+from varla.ops.chunk.op import ChunkOperator
+from varla.ops.packing import check_packing, sequence_bounds
+from varla.ops.state import StateT, state_dtype
+
+# Below this many tokens the loop is faster than setting a chunk up (python -m benchmarks.cpu).
+LOOP_TOKENS = 4
+
+Held = list[Tensor | None]  # the tensors of a state, less the token count
+Result = tuple[Tensor, Held]
+Settings = TypeVar("Settings")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class CallOptions(TypedDict, total=False):
+    """Keywords that every operator takes, for type checkers."""
+
+    cu_seqlens: Tensor | None
+    backend: str
+    chunk_size: int | None
+
+
+@dataclass(frozen=True)
+class Mechanism(Generic[StateT]):
+    """An operator's parts: its state, its forms, and how a state begins if not as zeros.
+
+    `reference` takes (inputs [B, T, H, *], tensors of the state, token counts, *settings), all in the state's
+    precision. `kernels` takes (inputs, tensors of the state, token counts, cu_seqlens, settings, whether derivatives
+    are wanted) and imports Triton. Both return (outputs, tensors of the state). `kernel_tokens`: up to how many tokens
+    "auto" takes the kernels. `decode` takes one token [B, H, *], the state and the settings, updates the state in place
+    and returns the outputs.
+    """
+
+    state: type[StateT]
+    reference: Callable[..., Result]
+    chunk: ChunkOperator
+    kernels: Callable[..., Result] | None = None
+    initial: Callable[..., StateT] | None = None
+    kernel_tokens: float = math.inf
+    decode: Callable[..., Tensor] | None = None
+
+
+def accepts(kind: type[Any]) -> Callable[[Function], Function]:
+    """Show the fields of a settings class in place of **options where a function's signature is looked at."""
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function)
+        parameters = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        shown = [
+            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
+            for field in fields(kind)
+        ]
+        function.__signature__ = signature.replace(parameters=[*parameters, *shown])  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def settings_of(kind: type[Settings], options: Mapping[str, Any]) -> Settings:
+    """The settings with these values, checked when they are first made, not at every call."""
+    for name in options:
+        if name not in kind.__dataclass_fields__:  # type: ignore[attr-defined]
+            refuse_unknown("option", name, [field.name for field in fields(kind)])  # type: ignore[arg-type]
+    if torch.compiler.is_compiling():
+        return kind(**options)
+    try:
+        return _settings(kind, **options)
+    except TypeError:  # a value that cannot be a key of the cache, or not a value: the class says which
+        return kind(**options)
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _settings(kind: type[Settings], **options: Any) -> Settings:
+    return kind(**options)
+
+
+def run(
+    mechanism: Mechanism[StateT],
+    inputs: Sequence[Tensor | None],
+    sizes: Mapping[str, int],
+    settings: Sequence[Any],
+    *,
+    initial_state: StateT | None,
+    return_state: bool,
+    cu_seqlens: Tensor | None,
+    backend: str,
+    chunk_size: int | None,
+) -> Any:
+    """Outputs [B, T, H, *], with the final state if asked for. The inputs and settings have been checked."""
+    check_flag("return_state", return_state)
+    first = inputs[0]
+    assert first is not None
+    rows = check_packing(cu_seqlens, sizes["B"], sizes["T"], first.device)
+    form = choose(mechanism, backend, chunk_size, sizes, first)
+    state = begin(mechanism, "initial_state", initial_state, {**sizes, "B": rows}, settings, first)
+    *held, t = state.tensors().values()
+    count = len(held)
+    held += [None] * (len(mechanism.chunk.state) - count)  # what this mechanism does not keep
+    if form == "reference":
+        o, held = _run_reference(mechanism, inputs, held, t, cu_seqlens, settings)
+    else:
+        if has_tangent((*inputs, *held)):
+            # torch would take the operator for a constant, and its derivative for zero.
+            raise RuntimeError(
+                f"forward-mode derivatives are not supported by backend={form!r}; use backend='reference'"
+            )
+        keep = differentiated((*inputs, *held))
+        if form == "chunk":
+            size = chunk_size if chunk_size is not None else default_chunk_size(sizes["D"])
+            o, held = mechanism.chunk(inputs, held, t, cu_seqlens, settings, size, keep)
+        else:
+            assert mechanism.kernels is not None
+            o, held = mechanism.kernels(inputs, held, t, cu_seqlens, settings, keep)
+    if not return_state:
+        return o
+    t = t + (sizes["T"] if cu_seqlens is None else cu_seqlens.diff().to(t))
+    return o, state.of((*held[:count], t))  # type: ignore[arg-type]
+
+
+def run_step(
+    mechanism: Mechanism[StateT],
+    inputs: Sequence[Tensor | None],
+    sizes: Mapping[str, int],
+    settings: Sequence[Any],
+    state: StateT | None,
+    *,
+    backend: str = "reference",
+    inplace: bool = False,
+) -> tuple[Tensor, StateT]:
+    """One token [B, H, *] through the reference loop or the decode kernel: (outputs [B, H, *], state).
+
+    With `inplace`, that state is the one handed in, updated.
+    """
+    check_flag("inplace", inplace)
+    first = inputs[0]
+    assert first is not None
+    before = begin(mechanism, "state", state, sizes, settings, first)
+    if inplace:
+        check_inplace("state", before)
+    if choose_step(mechanism, backend, sizes, inputs, before) == "triton":
+        assert mechanism.decode is not None
+        after = before
+        if state is not None and not inplace:
+            after = before.of(x.clone(memory_format=torch.contiguous_format) for x in before.tensors().values())
+        return mechanism.decode(inputs, after, settings), after
+    tokens = [None if x is None else x[:, None] for x in inputs]
+    *held, t = before.tensors().values()
+    count = len(held)
+    held += [None] * (len(mechanism.chunk.state) - count)
+    o, held = _run_reference(mechanism, tokens, held, t, None, settings)
+    after = before.of((*held[:count], t + 1))  # type: ignore[arg-type]
+    if inplace:
+        for old, new in zip(before.tensors().values(), after.tensors().values(), strict=True):
+            old.copy_(new)
+        after = before
+    return o[:, 0], after
+
+
+def choose(
+    mechanism: Mechanism[StateT], backend: str, chunk_size: int | None, sizes: Mapping[str, int], like: Tensor
+) -> str:
+    """The form to run on inputs like this one. Nothing is swapped silently: a form that cannot do it is an error."""
+    check_choice("backend", backend, ("auto", "reference", "chunk", *(("triton",) if mechanism.kernels else ())))
+    check_count("chunk_size", chunk_size, none_means="chosen by shape")
+    if backend == "auto":
+        wanted = mechanism.kernels is not None and sizes["T"] <= mechanism.kernel_tokens and chunk_size is None
+        if like.is_cuda and wanted and cannot_launch(sizes, like, "chunk") is None:
+            return "triton"
+        backend = "reference" if chunk_size is None and sizes["T"] < LOOP_TOKENS else "chunk"
+    elif backend != "chunk" and chunk_size is not None:
+        why = "has its own" if backend == "triton" else "has no chunks"
+        raise ValueError(f"chunk_size is for backend='chunk' (or 'auto'); backend={backend!r} {why}")
+    reason = cannot_launch(sizes, like, "chunk") if backend == "triton" else backends()[backend].reason
+    if reason is not None:
+        raise RuntimeError(f"backend={backend!r} cannot run here: {reason}")
+    return backend
+
+
+def choose_step(
+    mechanism: Mechanism[StateT], backend: str, sizes: Mapping[str, int], inputs: Sequence[Tensor | None], state: StateT
+) -> str:
+    """The form to run one token in: "reference" or "triton". "auto" is the kernel, on a GPU and where it can run."""
+    check_choice("backend", backend, ("auto", "reference", *(("triton",) if mechanism.decode else ())))
+    first = inputs[0]
+    assert first is not None
+    if backend == "reference" or (backend == "auto" and not (mechanism.decode and first.is_cuda)):
+        return "reference"
+    reason = cannot_launch(sizes, first, "reference")
+    everything = (*inputs, *state.tensors().values())
+    if reason is None and (differentiated(everything) or has_tangent(everything)):
+        reason = "the decode kernel has no derivatives; use backend='reference', or torch.no_grad()"
+    if reason is not None and backend == "auto":
+        return "reference"
+    if reason is not None:
+        raise RuntimeError(f"backend={backend!r} cannot run here: {reason}")
+    return "triton"
+
+
+def default_chunk_size(D: int) -> int:
+    """Tokens in a chunk for keys of D dimensions."""
+    return 32 if D <= 32 else 64
+
+
+def begin(
+    mechanism: Mechanism[StateT],
+    name: str,
+    state: StateT | None,
+    sizes: Mapping[str, int],
+    settings: Sequence[Any],
+    like: Tensor,
+) -> StateT:
+    """The state handed in, checked, or a fresh one for inputs like this one."""
+    if state is not None:
+        check_state(name, state, mechanism.state, sizes, like.device, like.dtype)
+        return state
+    if mechanism.initial is None:
+        return mechanism.state.zeros(sizes, state_dtype(like.dtype), like.device)
+    return mechanism.initial(sizes, settings, state_dtype(like.dtype), like.device)
+
+
+def differentiated(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether gradients of what is computed from these are wanted."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def _run_reference(
+    mechanism: Mechanism[StateT],
+    inputs: Sequence[Tensor | None],
+    held: Held,
+    t: Tensor,
+    cu_seqlens: Tensor | None,
+    settings: Sequence[Any],
+) -> Result:
+    """The loop, in the state's precision, over one sequence of a packed batch after the other."""
+    like = inputs[mechanism.chunk.output_like]
+    assert held[0] is not None
+    assert like is not None
+    wide = [None if x is None else x.to(held[0].dtype) for x in inputs]
+    bounds = None if cu_seqlens is None else zip(*sequence_bounds(cu_seqlens, like.shape[1]), strict=True)
+    with torch.autocast(like.device.type, enabled=False):
+        if bounds is None:
+            o, held = _run_row(mechanism, wide, held, t, settings)
+            return o.to(like.dtype), held
+        outputs, finals = [], []
+        for i, (start, length) in enumerate(bounds):
+            part = [None if x is None else x[:, start : start + length] for x in wide]
+            alone = [None if x is None else x[i : i + 1] for x in held]
+            o, alone = _run_row(mechanism, part, alone, t[i : i + 1], settings)
+            outputs.append(o)
+            finals.append(alone)
+    joined = [None if parts[0] is None else torch.cat(parts) for parts in zip(*finals, strict=True)]
+    return torch.cat(outputs, 1).to(like.dtype), joined
+
+
+def _run_row(
+    mechanism: Mechanism[StateT], inputs: Sequence[Tensor | None], held: Held, t: Tensor, settings: Sequence[Any]
+) -> Result:
+    like = inputs[mechanism.chunk.output_like]
+    assert like is not None
+    if like.shape[1] == 0:
+        return like.clone(), held
+    return mechanism.reference(inputs, held, t, *settings)

@@ -1,0 +1,1 @@
+"""VLA by kernels: a whole sequence, and one token in one launch."""

@@ -1,0 +1,184 @@
+"""One token of VLA in one launch, the state updated in place: what generating text takes.
+
+A token reads and writes all of A and S and does next to nothing with them, so the kernel is bound by memory. One
+program has one head of one row, and goes through the rows of A and then of S by blocks. A is read twice, since A u must
+be known before the first element is written; the second time it is still in a cache. (Kept in registers, it would leave
+no room for a second program on a multiprocessor to load while the first one computes.) Heads are not divided among
+programs: each would need the old A, of which the one that writes the new A would have to know that all have read it.
+
+Nothing here waits for the GPU, and the output is all that is allocated (where inputs are contiguous): calls can be
+captured in a CUDA graph.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from varla.ops.custom_op import mutating_operator
+from varla.ops.directions.settings import DirectionSettings
+from varla.ops.memory.settings import MemorySettings
+from varla.ops.triton.plan import on_device
+from varla.ops.triton.tiles import features, matrix, normalized, rows, store_matrix, store_rows, unit
+
+ARRIVAL = tl.constexpr(40)  # bits of t that hold the number; those above count programs (`next_token`)
+
+
+@triton.jit
+def part(x, begin, N: tl.constexpr):
+    """Entries [begin, begin + N) of x [1, BD] as a column [N, 1]."""
+    PARTS: tl.constexpr = x.shape[1] // N
+    mine = tl.arange(0, PARTS)[:, None] == begin // N
+    return tl.trans(tl.sum(tl.where(mine, tl.reshape(x, [PARTS, N]), 0.0), 0, keep_dims=True))
+
+
+@triton.jit
+def write_direction(p, k, GAIN: tl.constexpr):
+    """Line 18 of Algorithm 1: alpha [1, BD] from p = A k and the key k [1, BD]."""
+    if GAIN == "unit":
+        alpha, _ = unit(p)
+        return alpha
+    elif GAIN == "projection":
+        along = tl.sum(k * p, 1, keep_dims=True)
+        return p * tl.where(along == 0, 0.0, 1 / tl.where(along == 0, 1.0, along))
+    else:
+        return p
+
+
+@triton.jit
+def denominator(z, q, eps, NORMALIZE: tl.constexpr):
+    """max(z . q, eps) of z, q [1, BD], or 1. NaN stays NaN."""
+    if NORMALIZE:
+        along = tl.sum(z * q, 1, keep_dims=True)
+        return tl.where(along < eps, eps, along)
+    else:
+        return 1.0
+
+
+@triton.jit
+def next_token(t, programs):
+    """The number of a row's next token, t + 1; the last of the row's programs to ask for it writes it.
+
+    It may not be written before all have read it, and they run in any order. So each counts itself in the upper bits of
+    t, where it finds how many came before. (Only this one address is involved: nothing has to be ordered around it.)
+    """
+    arrival = tl.full([], 1, tl.int64) << ARRIVAL
+    found = tl.atomic_add(t, arrival, sem="relaxed")
+    seen = (found << (64 - ARRIVAL)) >> (64 - ARRIVAL)  # the lower bits, with their sign
+    if found - seen == (programs - 1) * arrival:
+        tl.atomic_add(t, 1 - programs * arrival, sem="relaxed")
+    return seen + 1
+
+
+@triton.jit
+def decode_token(
+    q, k, v, u, state_S, state_A, state_z, state_t, o, H, scale, period, eta, eps,
+    D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, BA: tl.constexpr, ELU: tl.constexpr,
+    UNIT: tl.constexpr, NORMALIZE: tl.constexpr, UPDATE: tl.constexpr, REFRESH: tl.constexpr, GAIN: tl.constexpr,
+):  # fmt: skip
+    """`reference.step` of one head; q, k, u, z [B H, D], v, o [B H, DV], S [B H, DV, D], A [B H, D, D], t [B]."""
+    head = tl.program_id(0)
+    d, r, a = tl.arange(0, BD), tl.arange(0, BV), tl.arange(0, BA)
+    F = features(k, head, 1, 0, 1, d, D, 1, ELU)
+    Q = features(q, head, 1, 0, 1, d, D, 1, ELU)
+    K, _ = normalized(F, UNIT)
+    z = rows(state_z, head, 1, 0, 1, d, D, 1) + F
+    t = next_token(state_t + head // H, H)
+
+    # Lines 8 to 17. A is symmetric: A u sums over its columns, and the sums of all blocks are taken at once.
+    if UPDATE:
+        U, _ = unit(rows(u, head, 1, 0, 1, d, D, 1))
+        U *= scale
+        sums = tl.zeros([BA, BD], tl.float32)
+        A = matrix(state_A, head, a, D, d, D)
+        for begin in range(0, BD, BA):
+            following = matrix(state_A, head, begin + BA + a, D, d, D)
+            sums += A * part(U, begin, BA)
+            A = following
+        w = tl.sum(sums, 0, keep_dims=True)
+        inverse = 1 / (1 + tl.sum(U * w, 1, keep_dims=True))
+    S = matrix(state_S, head, r, DV, d, D)  # under way meanwhile
+    sums = tl.zeros([BA, BD], tl.float32)
+    for begin in range(0, BD, BA):
+        A = matrix(state_A, head, begin + a, D, d, D)
+        if UPDATE:
+            A -= (part(w, begin, BA) * w) * inverse  # in this order: symmetric to the last bit
+            if REFRESH:
+                A += tl.where(begin + a[:, None] == d[None, :], tl.where(t % period == 0, eta, 0.0), 0.0)
+            # Small tiles are held by several warps at once, each with its own load: all load before one may store.
+            tl.debug_barrier()
+            store_matrix(state_A, A, head, begin + a, D, d, D)
+        sums += A * part(K, begin, BA)
+    alpha = write_direction(tl.sum(sums, 0, keep_dims=True), K, GAIN)
+
+    # Lines 19 to 24, the next block of S under way while one is worked on.
+    tl.debug_barrier()
+    store_rows(state_z, z, head, 1, 0, 1, d, D, 1)
+    divisor = denominator(z, Q, eps, NORMALIZE)
+    for begin in range(0, DV, BV):
+        following = matrix(state_S, head, begin + BV + r, DV, d, D)
+        e = rows(v, head, 1, 0, 1, begin + r, DV, 1, True) - tl.sum(S * K, 1, keep_dims=True)
+        S += e * alpha
+        store_rows(o, tl.sum(S * Q, 1, keep_dims=True) / divisor, head, 1, 0, 1, begin + r, DV, 1, True)
+        tl.debug_barrier()
+        store_matrix(state_S, S, head, begin + r, DV, d, D)
+        S = following
+
+
+def constants(
+    along: DirectionSettings, settings: MemorySettings, D: int, DV: int
+) -> tuple[tuple[float, int, float, float], dict[str, Any]]:
+    """What a kernel that goes token by token takes: scalars, in their order, and named constants."""
+    period, eta = along.refresh_beat or (1, 0.0)
+    BD = max(16, triton.next_power_of_2(D))
+    return (along.length_of_u(D), period, eta, settings.eps), {
+        "D": D,
+        "DV": DV,
+        "BD": BD,
+        "BV": 32 if DV > 16 else 16,
+        "ELU": along.feature_map == "elu1",
+        "UNIT": along.normalize_key,
+        "NORMALIZE": settings.normalizer,
+        "UPDATE": along.update_penalty,
+        "REFRESH": along.refresh_beat is not None,
+        "GAIN": along.gain,
+        "num_warps": BD // 16,
+    }
+
+
+def _decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    u: Tensor,
+    S: Tensor,
+    A: Tensor,
+    z: Tensor,
+    t: Tensor,
+    along: DirectionSettings,
+    settings: MemorySettings,
+) -> Tensor:
+    """o [B, H, Dv] of q, k, u [B, H, D], v [B, H, Dv]; updates S, A, z and t. The arguments have been checked.
+
+    A is taken to be symmetric, as it is in every state that this package makes.
+    """
+    o = torch.empty_like(v, memory_format=torch.contiguous_format)
+    (B, H, D), DV = q.shape, v.shape[-1]
+    if B == 0:
+        return o
+    scalars, named = constants(along, settings, D, DV)
+    with on_device(q):
+        decode_token[(B * H,)](
+            *(x.contiguous() for x in (q, k, v, u)), S, A, z, t, o, H, *scalars, **named,
+            BA=min(32, named["BD"]), maxnreg=128,  # of eight warps, two programs fit on a multiprocessor
+        )  # fmt: skip
+    return o
+
+
+def _fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(v, memory_format=torch.contiguous_format)
+
+
+decode_ = mutating_operator("vla_decode_", _decode, _fake, ("S", "A", "z", "t"))

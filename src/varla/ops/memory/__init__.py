@@ -1,0 +1,120 @@
+"""`varla.memory`: how S is written along given directions, and read by queries.
+
+e = v - S k                 what S does not answer yet
+S <- g S + beta e a^T       a from `varla.directions`, or the key itself
+z <- z + k,   o = S q / max(q . z, eps)
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, Unpack, overload
+
+from torch import Tensor
+
+from varla.ops.checks import check_inputs
+from varla.ops.chunk.op import ChunkOperator
+from varla.ops.dispatch import CallOptions, Held, Mechanism, Result, accepts, run, settings_of
+from varla.ops.memory.chunk import MemoryCell
+from varla.ops.memory.reference import memory_reference
+from varla.ops.memory.settings import MemoryOptions, MemorySettings
+from varla.ops.state import MemoryState
+
+
+class MemoryCall(MemoryOptions, CallOptions, total=False):
+    """The keywords of `varla.memory`, for type checkers."""
+
+    beta: Tensor | None
+    log_gate: Tensor | None
+    initial_state: MemoryState | None
+
+
+@overload
+def memory(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor | None = None,
+    *,
+    return_state: Literal[False] = False,
+    **options: Unpack[MemoryCall],
+) -> Tensor: ...
+@overload
+def memory(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor | None = None,
+    *,
+    return_state: Literal[True],
+    **options: Unpack[MemoryCall],
+) -> tuple[Tensor, MemoryState]: ...
+@accepts(MemorySettings)
+def memory(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor | None = None,
+    *,
+    beta: Tensor | None = None,
+    log_gate: Tensor | None = None,
+    initial_state: MemoryState | None = None,
+    return_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+    chunk_size: int | None = None,
+    **options: Unpack[MemoryOptions],
+) -> Tensor | tuple[Tensor, MemoryState]:
+    """The memory of every mechanism here: lines 19 to 24 of Algorithm 1, exactly, in the form of your choice.
+
+    Args:
+        q: queries [B, T, H, D], raw: the feature map is applied inside.
+        k: keys [B, T, H, D], raw: feature map and normalisation are applied inside.
+        v: values [B, T, H, Dv].
+        a: write directions [B, T, H, D], used as they are, from `varla.directions` or your own. None: the key, as S
+            meets it.
+        beta: write strengths [B, T, H]. None: 1.
+        log_gate: logarithm of the decay of S [B, T, H], at most 0, applied after the prediction. None: no decay. With
+            it, `normalizer` must be False and `error` True.
+        initial_state, return_state, cu_seqlens, backend, chunk_size: as for `varla.vla`. The kernels take `log_gate`
+            only without `a`.
+        options: eps, feature_map, normalizer, normalize_query, normalize_key, scale, error; see `MemorySettings`.
+
+    Returns:
+        o [B, T, H, Dv] in the inputs' type, or (o, MemoryState) with `return_state`.
+    """
+    settings = settings_of(MemorySettings, options)
+    if log_gate is not None and (settings.normalizer or not settings.error):
+        raise ValueError("log_gate needs normalizer=False and error=True: a decayed sum has no normaliser here")
+    named = {"q": (q, "B T H D"), "k": (k, "B T H D"), "v": (v, "B T H Dv")}
+    optional = {"a": (a, "B T H D"), "beta": (beta, "B T H"), "log_gate": (log_gate, "B T H")}
+    given = {name: (x, shape) for name, (x, shape) in optional.items() if x is not None}
+    tensors, sizes = check_inputs({**named, **given})
+    found = dict(zip([*named, *given], tensors, strict=True))
+    inputs = [found.get(name) for name in ("q", "k", "v", "a", "beta", "log_gate")]
+    inputs[4:] = [None if x is None else x[..., None] for x in inputs[4:]]
+    if backend == "triton" and a is not None and log_gate is not None:
+        raise RuntimeError("backend='triton' cannot run here: the kernels take log_gate only without a; use 'chunk'")
+    if backend == "auto" and a is not None and log_gate is not None:
+        backend = "chunk"
+    return run(  # type: ignore[no-any-return]
+        _MEMORY, inputs, sizes, (settings,), initial_state=initial_state, return_state=return_state,
+        cu_seqlens=cu_seqlens, backend=backend, chunk_size=chunk_size,
+    )  # fmt: skip
+
+
+def reference_form(inputs: Sequence[Any], held: Held, t: Tensor, settings: MemorySettings) -> Result:
+    """The loop, as dispatch.Mechanism wants it."""
+    o, S, z = memory_reference(*inputs, *held, settings)
+    return o, [S, z]
+
+
+def kernel_form(
+    inputs: Sequence[Any], held: Held, t: Tensor, cu_seqlens: Tensor | None, settings: Sequence[Any], keep: bool
+) -> Result:
+    """The kernels, as dispatch.Mechanism wants them."""
+    from varla.ops.memory.triton.op import memory_kernels
+
+    return memory_kernels(inputs, held, cu_seqlens, settings[0], keep)
+
+
+memory_chunk = ChunkOperator("memory_chunk", MemoryCell, "q k v a? beta? log_gate?", "S z?", MemorySettings)
+_MEMORY = Mechanism(MemoryState, reference_form, memory_chunk, kernel_form)

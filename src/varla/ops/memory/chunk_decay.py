@@ -1,0 +1,97 @@
+"""The delta rule with a decay per token: S <- g S + (v - S k) a^T over n tokens, read by q.
+
+With c the running sum of log g inside the chunk (c_0 = 0), decays between tokens are exponentials of differences of c,
+none of them above 1 for g <= 1:
+
+    since the start  rho_t = exp(c_{t-1}), sigma_t = exp(c_t);   to the end  tau_s = exp(c_n - c_s)
+    T = I + tril(Gamma o K a^T, -1),  Gamma_ts = exp(c_{t-1} - c_s);   [Tv Tk] = T^-1 [V rho K]
+    E  = Tv - Tk S0^T,   S1 = S0 (sigma_n I - Tk^T tau a) + Tv^T tau a
+    N  = sigma Q S0^T + tril(Gamma' o Q a^T) E,   Gamma'_ts = exp(c_t - c_s)
+
+Shapes as in chunk_rules.py; log g is [M, n, 1]. A token that does not exist has a zero key and log gate 0: it changes
+nothing.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from varla.ops.algebra import eye_like, solve_lower, solve_lower_transposed
+from varla.ops.memory.chunk_rules import Gradients, affine_scan
+
+
+class Decayed:
+    """See chunk_rules.Rule."""
+
+    def forward(
+        self, Q: Tensor, K: Tensor, V: Tensor, a: Tensor, log_gate: Tensor | None, S: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See Rule."""
+        assert log_gate is not None
+        c = DecayedChunks(Q, K, V, a, log_gate)
+        S0, S = affine_scan(c.F, torch.bmm(c.Tv.mT, c.a_end), S)
+        return torch.bmm(c.sigma * Q, S0.mT).baddbmm_(c.C, c.residuals(S0)), S0, S
+
+    def backward(
+        self, Q: Tensor, K: Tensor, V: Tensor, a: Tensor, log_gate: Tensor | None, S0: Tensor, dread: Tensor, dS: Tensor
+    ) -> Gradients:
+        """See Rule."""
+        assert log_gate is not None
+        c = DecayedChunks(Q, K, V, a, log_gate)
+        E = c.residuals(S0)
+        direct = torch.bmm(c.C.mT, dread)
+        own = torch.bmm(dread.mT, c.sigma * Q).baddbmm_(direct.mT, c.Tk, alpha=-1)
+        after, dS = affine_scan(c.F.mT, own, dS, reverse=True)
+
+        dV = solve_lower_transposed(c.T, direct.baddbmm_(c.a_end, after.mT), unit=True)
+        X = torch.bmm(dread, E.mT) * c.gamma_read  # gradient of Q a^T
+        Y = torch.bmm(dV, E.mT).mul_(c.gamma).neg_()  # gradient of K a^T
+        da_end, dK_start, dread_S0 = torch.bmm(E, after), torch.bmm(dV, S0).neg_(), torch.bmm(dread, S0)
+        dQ = torch.bmm(X, a).addcmul_(c.sigma, dread_S0)
+        dK = torch.bmm(Y, a).addcmul_(c.rho, dK_start)
+        da = torch.bmm(X.mT, Q).baddbmm_(Y.mT, K).addcmul_(c.tau, da_end)
+
+        # What reaches c_t (`until`) and c_{t-1} (`before`); both are running sums of log g.
+        read, write = X * c.Qa, Y * c.Ka
+        end = c.tau * (da_end * a).sum(-1, keepdim=True)
+        until = read.sum(2, keepdim=True) - read.sum(1)[..., None] - write.sum(1)[..., None] - end
+        until += c.sigma * (Q * dread_S0).sum(-1, keepdim=True)
+        until[:, -1:] += end.sum(1, keepdim=True)
+        until[:, -1:] += c.sigma[:, -1:] * (after * S0).sum((1, 2))[:, None, None]
+        before = write.sum(2, keepdim=True) + c.rho * (dK_start * K).sum(-1, keepdim=True)
+        until[:, :-1] += before[:, 1:]  # the c before token t + 1 is the c after token t; before the first it is 0
+        dgate = torch.where(log_gate < closed(log_gate.dtype), 0, until.flip(1).cumsum(1).flip(1))
+        return Gradients(dQ, dK, dV, da, dgate, dS, torch.bmm(c.sigma * Q, S0.mT).baddbmm_(c.C, E))
+
+
+def closed(dtype: torch.dtype) -> float:
+    """Below this a gate is zero in the given precision; sums of anything lower would only lose digits of the rest."""
+    return math.log(torch.finfo(dtype).tiny)
+
+
+class DecayedChunks:
+    """Everything about a segment's chunks that does not depend on S."""
+
+    def __init__(self, Q: Tensor, K: Tensor, V: Tensor, a: Tensor, log_gate: Tensor):
+        """Solve the triangular systems."""
+        log_gate = log_gate.clamp(min=closed(log_gate.dtype))
+        until = log_gate.cumsum(1)  # c_t
+        before = until - log_gate  # c_{t-1}
+        self.rho, self.sigma, self.tau = before.exp(), until.exp(), (until[:, -1:] - until).exp()
+        # Above the diagonal the differences are positive: mask before the exponential, or it overflows.
+        strict = torch.ones(K.shape[1], K.shape[1], dtype=torch.bool, device=K.device).tril(-1)
+        self.gamma = (before - until.mT).masked_fill_(~strict, -torch.inf).exp_()
+        self.gamma_read = (until - until.mT).masked_fill_(strict.mT, -torch.inf).exp_()
+        self.Ka, self.Qa = torch.bmm(K, a.mT), torch.bmm(Q, a.mT)
+        self.T = self.gamma * self.Ka
+        self.C = self.gamma_read * self.Qa
+        solved = solve_lower(self.T, torch.cat((V, self.rho * K), -1), unit=True)
+        self.Tv, self.Tk = solved[..., : V.shape[-1]], solved[..., V.shape[-1] :]
+        self.a_end = self.tau * a
+        decay = self.sigma[:, -1:] * eye_like(K, K.shape[-1])
+        self.F = torch.baddbmm(decay, self.Tk.mT, self.a_end, alpha=-1)
+
+    def residuals(self, S0: Tensor) -> Tensor:
+        """E from the states before each chunk."""
+        return torch.baddbmm(self.Tv, self.Tk, S0.mT, alpha=-1)

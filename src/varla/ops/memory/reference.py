@@ -1,0 +1,43 @@
+"""The specification of `memory`: lines 19 to 24 of Algorithm 1, one token at a time, in plain PyTorch with autograd.
+
+Names follow the paper: S memory, z normaliser, e residual. The write direction a comes from outside: from
+`directions` (VLA), or it is the key itself (linear attention, the delta rules).
+"""
+
+import torch
+from torch import Tensor
+
+from varla.ops.algebra import apply, dot, outer
+from varla.ops.features import Features
+from varla.ops.memory.settings import MemorySettings
+
+
+def memory_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor | None,
+    beta: Tensor | None,
+    log_gate: Tensor | None,
+    S: Tensor,
+    z: Tensor | None,
+    settings: MemorySettings,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(o [B, T, H, Dv], S, z) of raw q, k [B, T, H, D], v [B, T, H, Dv], S [B, H, Dv, D] and z [B, H, D].
+
+    a [B, T, H, D]: write directions, None for the key. beta [B, T, H, 1]: write strengths, None for 1. log_gate
+    [B, T, H, 1 or Dv]: logarithms of what S is multiplied by, None for no decay. z None: no sum is kept.
+    """
+    scale, outputs = settings.scale_of(q.shape[-1]), []
+    for t in range(q.shape[1]):
+        key = Features(k[:, t], settings.feature_map, settings.normalize_key)  # lines 6-7: feature map, unit key
+        along = key.y if a is None else a[:, t]
+        along = along if beta is None else beta[:, t] * along
+        e = v[:, t] - apply(S, key.y) if settings.error else v[:, t]  # line 19: prediction residual
+        S = S if log_gate is None else log_gate[:, t].exp()[..., None] * S
+        S = S + outer(e, along)  # line 20: eq. (s-update)
+        query = Features(q[:, t], settings.feature_map, settings.normalize_query).y * scale  # lines 22-24: eq. (output)
+        z = None if z is None else z + key.F
+        o = apply(S, query)
+        outputs.append(o / dot(z, query).clamp(min=settings.eps) if settings.normalizer and z is not None else o)
+    return torch.stack(outputs, 1), S, z

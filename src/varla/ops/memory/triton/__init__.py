@@ -1,0 +1,1 @@
+"""Kernels of `memory`, and the launcher beside them."""

@@ -1,0 +1,225 @@
+"""Which kernels of `memory` run in which order, and what passes between them; see kernels.py.
+
+Forward: `prepare`, `scan`, `read`. Backward: `turn` and `scan_backward`, `unread`, `finish`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from varla.ops.memory.settings import MemorySettings
+from varla.ops.memory.triton import kernels
+from varla.ops.triton.launcher import Launcher
+from varla.ops.triton.plan import CHUNK, parts
+
+
+class Tokens(NamedTuple):
+    """Queries, keys and values [tokens, H, *], contiguous, and the directions a that are written along."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    a: Tensor  # in the type of the buffers
+
+
+class Kept(NamedTuple):
+    """What the backward needs of the forward.
+
+    S0 and E could be made again, for a tenth of a training step's time; they are the larger half of what is kept.
+    """
+
+    norm: Tensor  # [tokens, H]: 1 / |F| of the keys' features F; empty unless keys are normalised
+    denominator: Tensor  # [tokens, H]
+    tinv: Tensor  # [chunks, H, 64, 64]; empty unless errors are written
+    W: Tensor  # [chunks, H, 64, 64]
+    E: Tensor  # [tokens, H, DV]: what is written along a; empty where that is v itself
+    S0: Tensor  # [chunks, H, DV, D]: S before every chunk
+    z0: Tensor  # [chunks, H, D]: z likewise
+
+    @classmethod
+    def empty(cls, like: Tensor, DV: int, chunks: int, buffer: torch.dtype, settings: MemorySettings) -> "Kept":
+        """Room for it, for queries like this one [tokens, H, D] and values of DV numbers."""
+        tokens, H, D = like.shape
+        return cls(
+            norm=like.new_empty(tokens if settings.normalize_key else 0, H, dtype=torch.float32),
+            denominator=like.new_empty(tokens, H, dtype=torch.float32),
+            tinv=like.new_empty(chunks if settings.error else 0, H, CHUNK, CHUNK, dtype=buffer),
+            W=like.new_empty(chunks, H, CHUNK, CHUNK, dtype=buffer),
+            E=like.new_empty(tokens if settings.error else 0, H, DV, dtype=buffer),
+            S0=like.new_empty(chunks, H, DV, D, dtype=buffer),
+            z0=like.new_empty(chunks, H, D, dtype=torch.float32),
+        )
+
+
+class Gradients(NamedTuple):
+    """Of q, k and v [tokens, H, *], without what reaches k through a; of a, or of A k; of the initial S and z."""
+
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    da: Tensor
+    dS: Tensor
+    dz: Tensor
+
+
+class Gain(NamedTuple):
+    """How a came from A k, where the backward is to go on to A k in the same kernel: the gain and its factors."""
+
+    kind: str
+    by: Tensor  # [tokens, H]
+
+
+@dataclass(frozen=True)
+class MemoryLauncher(Launcher):
+    """One call of the memory. The feature map of its settings is applied inside; queries come scaled."""
+
+    settings: MemorySettings
+
+    def forward(self, x: Tokens, kept: Kept, S: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(o, S, z): outputs [tokens, H, DV] and the state after the last token. Fills `kept`."""
+        s = self.shape
+        E = self._written(x, kept)
+        tk = torch.empty_like(x.a) if self.settings.error else x.a
+        self._prepare(x, kept, tk, E)
+        S, z = self._scan(x.a, tk, E, kept, S, z)
+        del tk
+        o = torch.empty_like(x.v)
+        self.launch(
+            kernels.read, (len(self.plan.chunks) * s.H, parts(s.DV, s.wide)),
+            x.q, x.k, x.v, kept.norm, kept.W, kept.S0, kept.z0, o, kept.denominator, self.plan.chunks,
+            s.H, s.D, s.DV, self.settings.eps,
+            **self._even_tiles(s.wide), **self._switches("ELU", "UNIT", "NORMALIZE", "ERROR"), DOT=self.precision.dot,
+            num_warps=s.warps, maxnreg=s.registers,
+        )  # fmt: skip
+        return o, S, z
+
+    def backward(
+        self, x: Tokens, kept: Kept, do: Tensor, dS: Tensor, dz: Tensor, gain: Gain | None = None
+    ) -> Gradients:
+        """The same in reverse. With `gain`, da is the gradient of A k instead, [chunks, H, CHUNK, D] float32."""
+        s, plan, E = self.shape, self.plan, self._written(x, kept)
+        per_chunk = len(plan.chunks) * s.H
+        dv, dS_initial = torch.empty_like(x.v), torch.empty_like(dS)
+        dSs = x.a.new_empty(len(plan.chunks), s.H, s.DV, s.D)
+        self._scan_backward(x, kept, do, dS, dSs, dv, dS_initial)
+        dD, dzs, dq = torch.empty_like(kept.denominator), torch.empty_like(kept.z0), torch.empty_like(x.q)
+        self.launch(
+            kernels.unread, (per_chunk,),
+            x.q, x.k, x.a, E, kept.S0, kept.z0, do, kept.denominator, dD, dzs, dq,
+            plan.chunks, s.H, s.D, s.DV, self.settings.eps,
+            **self._tiles(s.BV), **self._switches("ELU", "NORMALIZE"), DOT=self.precision.dot,
+            num_warps=8, num_stages=s.stages, maxnreg=s.registers,
+        )  # fmt: skip
+        dz_initial = torch.empty_like(dz)
+        if not self.settings.normalizer:
+            dzs.zero_()
+        self.running_sum(dzs, dz, dz_initial, plan.first, reverse=True)
+        dk = torch.empty_like(x.a)
+        da = torch.empty_like(x.a) if gain is None else self._rows_by_chunk(dSs)
+        self.launch(
+            kernels.finish, (per_chunk,),
+            x.q, x.k, x.a, kept.norm, kept.denominator if gain is None else gain.by, E, kept.S0, do, kept.denominator,
+            dD, dv, dSs, dzs, dk, da, plan.chunks, s.H, s.D, s.DV, self.settings.eps,
+            **self._tiles(min(s.BV, 32)), **self._switches("ELU", "UNIT", "NORMALIZE", "ERROR"),
+            GAIN="raw" if gain is None else gain.kind, BY_CHUNK=gain is not None, DOT=self.precision.dot,
+            num_warps=s.finishing, num_stages=s.stages,
+        )  # fmt: skip
+        return Gradients(dq, dk, dv, da, dS_initial, dz_initial)
+
+    def rehearse(self, tokens: int, dtype: torch.dtype, device: torch.device, backward: bool) -> None:
+        """A call on so many tokens, and its backward. Nothing it computes is used: it is for `dry` launchers."""
+        x, kept, S, z = self.stand_ins(tokens, dtype, device)
+        o, S, z = self.forward(x, kept, S, z)
+        if backward:
+            self.backward(x, kept, o, S, z)
+
+    def stand_ins(self, tokens: int, dtype: torch.dtype, device: torch.device) -> tuple[Tokens, Kept, Tensor, Tensor]:
+        """Tensors of the types and sizes that a call has: its tokens, what it keeps, S and z."""
+        s, N = self.shape, len(self.plan.whole)
+        q, k, v = (torch.empty(tokens, s.H, size, dtype=dtype, device=device) for size in (s.D, s.D, s.DV))
+        kept = Kept.empty(q, s.DV, len(self.plan.chunks), self.precision.buffer, self.settings)
+        S, z = (torch.empty(N, s.H, *size, device=device) for size in ((s.DV, s.D), (s.D,)))
+        return Tokens(q, k, v, torch.empty_like(q, dtype=self.precision.buffer)), kept, S, z
+
+    def _written(self, x: Tokens, kept: Kept) -> Tensor:
+        """What is written along a: errors, in kept.E, or the values."""
+        return kept.E if self.settings.error else x.v
+
+    @property
+    def _narrow(self) -> int:
+        """Values in a tile of the scans: few, where one program a head and tile would leave much of a GPU idle."""
+        s = self.shape
+        idle = len(self.plan.whole) * s.H * parts(s.DV, s.narrow[1]) < 128
+        return s.narrow[0 if idle else 1]
+
+    def _prepare(self, x: Tokens, kept: Kept, tk: Tensor, E: Tensor) -> None:
+        """Fill tk, and of `kept` the norms, T^-1 and W; E and z0 with Tv and sums of key features."""
+        s, plan = self.shape, self.plan
+        self.launch(
+            kernels.prepare, (len(plan.chunks) * s.H,),
+            x.q, x.k, x.v, x.a, kept.norm, kept.tinv, kept.W, tk, E, kept.z0, plan.chunks, s.H, s.D, s.DV,
+            **self._even_tiles(s.BV), **self._switches("ELU", "UNIT", "ERROR"), DOT=self.precision.dot,
+            SOLVE=self.precision.times, num_warps=4, maxnreg=168 if s.half else None,
+        )  # fmt: skip
+
+    def _scan(self, a: Tensor, tk: Tensor, E: Tensor, kept: Kept, S: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        """S and z after the last chunk. Fills kept.S0 and completes E and kept.z0."""
+        s, plan = self.shape, self.plan
+        final_S, final_z = torch.empty_like(S), torch.empty_like(z)
+        self.launch(
+            kernels.scan, (len(plan.whole) * s.H, parts(s.DV, self._narrow)),
+            tk, E, a, S, z, kept.z0, kept.S0, final_S, final_z, plan.chunks, plan.first, s.H, s.D, s.DV,
+            **self._tiles(self._narrow), **self._switches("ERROR"), DOT=self.precision.dot,
+            num_warps=4, num_stages=s.scanning,
+        )  # fmt: skip
+        return final_S, final_z
+
+    def _scan_backward(
+        self, x: Tokens, kept: Kept, do: Tensor, dS: Tensor, dSs: Tensor, dv: Tensor, initial: Tensor
+    ) -> None:
+        """Fills dSs, dS after every chunk, dv, and dS before the first."""
+        s, plan, narrow = self.shape, self.plan, min(self._narrow, 32)
+        ta, B, K = x.a, x.q, x.a
+        if self.settings.error:
+            ta, B, K = (torch.empty_like(x.a) for _ in range(3))
+            self.launch(
+                kernels.turn, (len(plan.chunks) * s.H,),
+                x.q, x.k, x.a, kept.norm, kept.tinv, kept.W, ta, B, K, plan.chunks, s.H, s.D,
+                BD=s.BD, **self._switches("ELU", "UNIT"), DOT=self.precision.dot,
+                num_warps=s.warps, maxnreg=s.registers,
+            )  # fmt: skip
+        self.launch(
+            kernels.scan_backward, (len(plan.whole) * s.H, parts(s.DV, narrow)),
+            ta, B, K, kept.W, do, kept.denominator, dS, dSs, dv, initial,
+            plan.chunks, plan.first, s.H, s.D, s.DV, self.settings.eps,
+            **self._tiles(narrow), **self._switches("NORMALIZE", "ERROR"), DOT=self.precision.dot,
+            num_warps=4, num_stages=s.scanning,
+        )  # fmt: skip
+
+    def _rows_by_chunk(self, over: Tensor) -> Tensor:
+        """Memory for [chunks, H, CHUNK, D] float32: that of `over` where its chunks are of the same size."""
+        s, chunks = self.shape, len(self.plan.chunks)
+        if over.nbytes == 4 * chunks * s.H * CHUNK * s.D:
+            return over.flatten().view(torch.float32).view(chunks, s.H, CHUNK, s.D)
+        return over.new_empty(chunks, s.H, CHUNK, s.D, dtype=torch.float32)
+
+    def _tiles(self, BV: int) -> dict[str, int]:
+        return {"BD": self.shape.BD, "BV": BV}
+
+    def _even_tiles(self, BV: int) -> dict[str, int]:
+        """No narrower than the assembler gets right: see launcher.EVEN_BYTES."""
+        s = self.shape
+        return {"BD": max(s.BD, s.even), "BV": max(BV, s.even)}
+
+    def _switches(self, *names: str) -> dict[str, Any]:
+        """The compile-time switches of these names."""
+        s = self.settings
+        found = {
+            "ELU": s.feature_map == "elu1",
+            "UNIT": s.normalize_key,
+            "NORMALIZE": s.normalizer,
+            "ERROR": s.error,
+        }
+        return {name: found[name] for name in names}

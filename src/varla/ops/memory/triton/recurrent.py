@@ -1,0 +1,264 @@
+"""Linear attention and the two delta rules token by token, forward and backward: s <- g s + b e k, o = s . q.
+
+s is a row of S. e is v - s . k, or v for linear attention; g is a gate of the row and b a strength of the head, where
+the mechanism has them. Rows share nothing but q, k and b, so that it costs the same whether gates are one a head or one
+a row; in chunks, the latter would be Dv heads. A program has BV rows of one head in registers and goes through all
+tokens of a sequence. The state is kept every EVERY tokens; the backward goes back from one to the one before, makes the
+states between again into memory of its own, and reads them in reverse. (Undoing a token instead would divide by its
+gate.) A program's rows give their share of the gradients of q, k and b; the shares are summed afterwards.
+
+Every token waits for the one before: for a short sequence in a large batch this beats the chunk form in PyTorch; for
+one long sequence it leaves most of a GPU idle.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from varla.ops.custom_op import operator, refuse_double_backward
+from varla.ops.packing import token_bounds
+from varla.ops.triton.plan import on_device, parts
+from varla.ops.triton.tiles import matrix, rows, store_matrix, store_rows
+
+EVERY = 16  # tokens from one kept state to the next
+ROWS = 32  # of S in a program, at the most
+
+
+@triton.jit
+def written(S, k, v, beta, token, head, H, r, DV, d, D, ERROR: tl.constexpr, BETA: tl.constexpr):
+    """(e [BV, 1], b, k [1, BD]) of a token; b is 1 without strengths."""
+    K = rows(k, token, 1, head, H, d, D, 1)
+    e = rows(v, token, 1, head, H, r, DV, 1, True)
+    if ERROR:
+        e -= tl.sum(S * K, 1, keep_dims=True)
+    b = 1.0
+    if BETA:
+        b = tl.load(beta + token * H + head)
+    return e, b, K
+
+
+@triton.jit
+def decayed(S, gate, token, head, H, r, DV, GATE: tl.constexpr):
+    """g S."""
+    if GATE:
+        return rows(gate, token, 1, head, H, r, DV, 1, True) * S
+    else:
+        return S
+
+
+@triton.jit
+def recurrent_forward(
+    q, k, v, gate, beta, start, bounds, o, final, kept, H, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr,
+    BV: tl.constexpr, EVERY: tl.constexpr, GATE: tl.constexpr, BETA: tl.constexpr, ERROR: tl.constexpr,
+    KEEP: tl.constexpr,
+):  # fmt: skip
+    """One head of one sequence, BV rows. `bounds`: where sequences begin in q, k [tokens, H, D] and end."""
+    index = tl.program_id(0)
+    sequence, head = index // H, index % H
+    d, r = tl.arange(0, BD), tl.program_id(1) * BV + tl.arange(0, BV)
+    begin, end = tl.load(bounds + sequence), tl.load(bounds + sequence + 1)
+    S = matrix(start, index, r, DV, d, D)
+    for i in range(0, end - begin):
+        token = begin + i
+        if KEEP:
+            if i % EVERY == 0:
+                store_matrix(kept, S, (begin // EVERY + sequence + i // EVERY) * H + head, r, DV, d, D)
+        e, b, K = written(S, k, v, beta, token, head, H, r, DV, d, D, ERROR, BETA)
+        S = decayed(S, gate, token, head, H, r, DV, GATE) + (e * b) * K
+        Q = rows(q, token, 1, head, H, d, D, 1)
+        store_rows(o, tl.sum(S * Q, 1, keep_dims=True), token, 1, head, H, r, DV, 1, True)
+    store_matrix(final, S, index, r, DV, d, D)
+
+
+@triton.jit
+def recurrent_backward(
+    q, k, v, gate, beta, bounds, kept, between, do, dfinal, dq, dk, dv, dgate, dbeta, dstart, H, tokens,
+    D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, EVERY: tl.constexpr, GATE: tl.constexpr,
+    BETA: tl.constexpr, ERROR: tl.constexpr,
+):  # fmt: skip
+    """The same in reverse. `between` [programs, EVERY, BV, BD] is for the states before each token of a stretch.
+
+    dq, dk [blocks of rows, tokens, H, D] and dbeta [blocks, tokens, H] are to be summed.
+    """
+    index, block = tl.program_id(0), tl.program_id(1)
+    sequence, head = index // H, index % H
+    a = tl.arange(0, BV)
+    d, r = tl.arange(0, BD), block * BV + a
+    begin, end = tl.load(bounds + sequence), tl.load(bounds + sequence + 1)
+    mine = (index * tl.num_programs(1) + block) * EVERY
+    share = block * tokens
+    dS = matrix(dfinal, index, r, DV, d, D)
+    stretches = (end - begin + EVERY - 1) // EVERY
+    for back in range(0, stretches):
+        stretch = stretches - 1 - back
+        first = begin + stretch * EVERY
+        count = tl.minimum(end - first, EVERY)
+        S = matrix(kept, (begin // EVERY + sequence + stretch) * H + head, r, DV, d, D)
+        for i in range(0, count):
+            store_matrix(between, S, mine + i, a, BV, d, BD)
+            e, b, K = written(S, k, v, beta, first + i, head, H, r, DV, d, D, ERROR, BETA)
+            S = decayed(S, gate, first + i, head, H, r, DV, GATE) + (e * b) * K
+        tl.debug_barrier()
+        for j in range(0, count):
+            i = count - 1 - j
+            token = first + i
+            dO = rows(do, token, 1, head, H, r, DV, 1, True)
+            dS += dO * rows(q, token, 1, head, H, d, D, 1)
+            store_rows(dq, tl.sum(dO * S, 0, keep_dims=True), share + token, 1, head, H, d, D, 1)
+            S = matrix(between, mine + i, a, BV, d, BD)
+            e, b, K = written(S, k, v, beta, token, head, H, r, DV, d, D, ERROR, BETA)
+            along = tl.sum(dS * K, 1, keep_dims=True)
+            de = along * b
+            if BETA:
+                tl.store(dbeta + (share + token) * H + head, tl.sum(tl.where(r[:, None] < DV, e * along, 0.0)))
+            dK = (e * b) * dS
+            if ERROR:
+                dK -= de * S
+            store_rows(dk, tl.sum(dK, 0, keep_dims=True), share + token, 1, head, H, d, D, 1)
+            store_rows(dv, de, token, 1, head, H, r, DV, 1, True)
+            if GATE:
+                store_rows(dgate, tl.sum(dS * S, 1, keep_dims=True), token, 1, head, H, r, DV, 1, True)
+            dS = decayed(dS, gate, token, head, H, r, DV, GATE)
+            if ERROR:
+                dS -= de * K
+        tl.debug_barrier()
+    store_matrix(dstart, dS, index, r, DV, d, D)
+
+
+def _sizes(D: int, DV: int) -> dict[str, int]:
+    BD, BV = triton.next_power_of_2(D), min(triton.next_power_of_2(DV), ROWS)
+    warps = 1 if BD * BV <= 1024 else BD * BV // 512  # one alone need not exchange anything; more would spill
+    return {"D": D, "DV": DV, "BD": BD, "BV": BV, "EVERY": EVERY, "num_warps": warps}
+
+
+def _flat(x: Tensor) -> Tensor:
+    """[B, T, H, *] as [tokens, H, *]."""
+    return x.flatten(0, 1).contiguous()
+
+
+def _optional(q: Tensor, gate: Tensor | None, beta: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Both flat; where there is none, something that is not read."""
+    return (q if gate is None else _flat(gate)), (q if beta is None else _flat(beta))
+
+
+def _slots(q: Tensor, sequences: int, keep: bool) -> int:
+    """States kept: those of a sequence begin at slot (tokens before it) // EVERY + (sequences before it)."""
+    return q.shape[0] * q.shape[1] // EVERY + sequences if keep else 0
+
+
+def _recurrent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gate: Tensor | None,
+    beta: Tensor | None,
+    S: Tensor,
+    cu_seqlens: Tensor | None,
+    error: bool,
+    keep: bool,
+) -> list[Tensor]:
+    """[o, final S, states kept] of q, k [B, T, H, D], v, gate [B, T, H, Dv], beta [B, T, H], S [rows, H, Dv, D].
+
+    All float32, but for v; o has its type. The last has no rows unless `keep`.
+    """
+    kept = S.new_empty(_slots(q, S.shape[0], keep), *S.shape[1:])
+    o = torch.empty_like(v, memory_format=torch.contiguous_format)
+    if q.numel() == 0:
+        return [o, S.clone(memory_format=torch.contiguous_format), kept]
+    final = torch.empty_like(S, memory_format=torch.contiguous_format)
+    sizes = _sizes(S.shape[3], S.shape[2])
+    with on_device(S):
+        recurrent_forward[S.shape[0] * S.shape[1], parts(S.shape[2], sizes["BV"])](
+            *(_flat(x) for x in (q, k, v)), *_optional(q, gate, beta), S.contiguous(), token_bounds(q, cu_seqlens), o,
+            final, kept, S.shape[1], GATE=gate is not None, BETA=beta is not None, ERROR=error, KEEP=keep, **sizes,
+        )  # fmt: skip
+    return [o, final, kept]
+
+
+def _recurrent_fake(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gate: Tensor | None,
+    beta: Tensor | None,
+    S: Tensor,
+    cu_seqlens: Tensor | None,
+    error: bool,
+    keep: bool,
+) -> list[Tensor]:
+    o, final = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (v, S))
+    return [o, final, S.new_empty(_slots(q, S.shape[0], keep), *S.shape[1:])]
+
+
+def _recurrent_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gate: Tensor | None,
+    beta: Tensor | None,
+    kept: Tensor,
+    cu_seqlens: Tensor | None,
+    error: bool,
+    do: Tensor,
+    dfinal: Tensor,
+) -> list[Tensor]:
+    """[dq, dk, dv, dgate, dbeta, dS]; those of inputs that are not there have no elements."""
+    if q.numel() == 0:
+        given = [torch.zeros_like(x) if x is not None else q.new_empty(0) for x in (q, k, v, gate, beta)]
+        return [*given, dfinal.clone()]
+    N, H, DV, D = dfinal.shape
+    sizes = _sizes(D, DV)
+    blocks = parts(DV, sizes["BV"])
+    dq, dk = (q.new_empty(blocks, *q.shape) for _ in range(2))
+    dv = torch.empty_like(v, memory_format=torch.contiguous_format)
+    dgate = q.new_empty(v.shape if gate is not None else (0,))
+    dbeta = q.new_empty((blocks, *q.shape[:3]) if beta is not None else (0,))
+    between = q.new_empty(N * H * blocks, EVERY, sizes["BV"], sizes["BD"])
+    dstart = torch.empty_like(dfinal, memory_format=torch.contiguous_format)
+    with on_device(q):
+        recurrent_backward[N * H, blocks](
+            *(_flat(x) for x in (q, k, v)), *_optional(q, gate, beta), token_bounds(q, cu_seqlens), kept, between,
+            _flat(do), dfinal.contiguous(), dq, dk, dv, dgate, dbeta, dstart, H, q.shape[0] * q.shape[1],
+            GATE=gate is not None, BETA=beta is not None, ERROR=error, **sizes,
+        )  # fmt: skip
+    return [dq.sum(0), dk.sum(0), dv, dgate, dbeta.sum(0) if beta is not None else dbeta, dstart]
+
+
+def _recurrent_backward_fake(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gate: Tensor | None,
+    beta: Tensor | None,
+    kept: Tensor,
+    cu_seqlens: Tensor | None,
+    error: bool,
+    do: Tensor,
+    dfinal: Tensor,
+) -> list[Tensor]:
+    given = (q, k, v, gate, beta, dfinal)
+    none = q.new_empty(0)
+    return [none if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in given]
+
+
+def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    q, k, v, gate, beta, _, cu_seqlens, error, _ = inputs
+    ctx.error = error
+    ctx.save_for_backward(q, k, v, gate, beta, output[2], cu_seqlens)
+
+
+def _backward(ctx, grads):  # type: ignore[no-untyped-def]
+    q, k, v, gate, beta, kept, cu_seqlens = ctx.saved_tensors
+    found = recurrent_triton_backward(q, k, v, gate, beta, kept, cu_seqlens, ctx.error, grads[0], grads[1])
+    dq, dk, dv, dgate, dbeta, dS = found
+    return dq, dk, dv, None if gate is None else dgate, None if beta is None else dbeta, dS, None, None, None
+
+
+recurrent_triton = operator("recurrent_triton", _recurrent, _recurrent_fake, _backward, _setup_context)
+recurrent_triton_backward = operator(
+    "recurrent_triton_backward",
+    _recurrent_backward,
+    _recurrent_backward_fake,
+    refuse_double_backward("triton"),
+)

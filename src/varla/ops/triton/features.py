@@ -1,0 +1,164 @@
+"""Queries and keys as S meets them, as one kernel forward and one backward: `scaled_features` in varla/ops/features.py.
+
+A row is what one head has of one token, D numbers. A program has several; it reads each once and writes it once, twice
+with a strength. The backward makes features and lengths again from x, which is all that is kept.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from varla.ops import features
+from varla.ops.custom_op import operator, plain_gradients, refuse_double_backward
+from varla.ops.triton.plan import on_device, parts
+from varla.ops.triton.tiles import (
+    column,
+    feature_backward,
+    featured,
+    loaded,
+    normalized,
+    rows,
+    store_column,
+    store_rows,
+    unit_backward,
+)
+
+NUMBERS, WARPS = 1024, 4  # of a program: eight numbers to a thread leave room for others beside it
+
+
+@triton.jit
+def rows_of(total, N: tl.constexpr):
+    """(first row of a program, rows from there on)."""
+    row = tl.program_id(0).to(tl.int64) * N
+    return row, total - row
+
+
+@triton.jit(do_not_specialize=["total"])
+def features_forward(
+    x, beta, y, a, total, scale, D: tl.constexpr, BD: tl.constexpr, N: tl.constexpr, ELU: tl.constexpr,
+    UNIT: tl.constexpr, BETA: tl.constexpr,
+):  # fmt: skip
+    """y and, if BETA, a = beta y [total, D] of x [total, D] and beta [total]."""
+    d = tl.arange(0, BD)
+    row, count = rows_of(total, N)
+    F = featured(loaded(x, row, count, 0, 1, d, D, N), count, d, D, N, ELU)
+    K = normalized(F, UNIT)[0] * scale
+    store_rows(y, K, row, count, 0, 1, d, D, N)
+    if BETA:
+        strength = column(beta, row, count, 0, 1, N).to(tl.float32)
+        store_rows(a, strength[:, None] * K, row, count, 0, 1, d, D, N)
+
+
+@triton.jit(do_not_specialize=["total"])
+def features_backward(
+    x, beta, dy, da, dx, dbeta, total, scale, D: tl.constexpr, BD: tl.constexpr, N: tl.constexpr, ELU: tl.constexpr,
+    UNIT: tl.constexpr, BETA: tl.constexpr,
+):  # fmt: skip
+    """dx [total, D] and, if BETA, dbeta [total]."""
+    d = tl.arange(0, BD)
+    row, count = rows_of(total, N)
+    X = loaded(x, row, count, 0, 1, d, D, N)
+    g = rows(dy, row, count, 0, 1, d, D, N)
+    if BETA:  # before anything waits for X
+        strength = column(beta, row, count, 0, 1, N).to(tl.float32)
+        e = rows(da, row, count, 0, 1, d, D, N)
+    F = featured(X, count, d, D, N, ELU)
+    K, inverse = normalized(F, UNIT)
+    if BETA:
+        store_column(dbeta, (tl.sum(K * e, 1) * scale).to(dbeta.dtype.element_ty), row, count, 0, 1, N)
+        g += strength[:, None] * e
+    g *= scale
+    if UNIT:
+        g = unit_backward(g, K, inverse)
+    store_rows(dx, feature_backward(g, F, ELU), row, count, 0, 1, d, D, N)
+
+
+def _constants(x: Tensor, beta: Tensor | None, feature_map: str, normalize: bool) -> dict[str, int]:
+    D = x.shape[-1]
+    BD = triton.next_power_of_2(D)
+    found = {"D": D, "BD": BD, "N": max(NUMBERS // BD, 1), "num_warps": WARPS}
+    return {**found, "ELU": feature_map == "elu1", "UNIT": normalize, "BETA": beta is not None}
+
+
+def _empty(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+
+
+def _features(
+    x: Tensor, beta: Tensor | None, feature_map: str, normalize: bool, scale: float, dtype: torch.dtype
+) -> list[Tensor]:
+    """[y], or [y, beta y] if there is a beta [B, T, H, 1], in `dtype`, of x [B, T, H, D]."""
+    found = _features_fake(x, beta, feature_map, normalize, scale, dtype)
+    if x.numel() == 0:
+        return found
+    total, constants = x.numel() // x.shape[-1], _constants(x, beta, feature_map, normalize)
+    x = x.contiguous()
+    with on_device(x):
+        features_forward[(parts(total, constants["N"]),)](
+            x, x if beta is None else beta.contiguous(), found[0], found[-1], total, scale, **constants
+        )
+    return found
+
+
+def _features_fake(
+    x: Tensor, beta: Tensor | None, feature_map: str, normalize: bool, scale: float, dtype: torch.dtype
+) -> list[Tensor]:
+    return [_empty(x, dtype) for _ in range(1 if beta is None else 2)]
+
+
+def _features_backward(
+    x: Tensor,
+    beta: Tensor | None,
+    feature_map: str,
+    normalize: bool,
+    scale: float,
+    dy: Tensor,
+    da: Tensor | None,
+) -> list[Tensor]:
+    """Gradients of x and beta; the latter has no elements if there is none."""
+    dx, dbeta = _features_backward_fake(x, beta)
+    if x.numel() == 0:
+        return [dx, dbeta]
+    total, constants = x.numel() // x.shape[-1], _constants(x, beta, feature_map, normalize)
+    x, dy = x.contiguous(), dy.contiguous()
+    strengths = (x, dy) if beta is None or da is None else (beta.contiguous(), da.contiguous())
+    with on_device(x):
+        features_backward[(parts(total, constants["N"]),)](
+            x, strengths[0], dy, strengths[1], dx, dbeta, total, scale, **constants
+        )
+    return [dx, dbeta]
+
+
+def _features_backward_fake(x: Tensor, beta: Tensor | None, *_: object) -> list[Tensor]:
+    return [_empty(x), x.new_empty(0) if beta is None else _empty(beta)]
+
+
+def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    x, beta, *ctx.settings = inputs
+    ctx.save_for_backward(x, beta)
+
+
+def _backward(ctx, grads):  # type: ignore[no-untyped-def]
+    x, beta = ctx.saved_tensors
+    if torch.is_grad_enabled():  # derivatives of the gradients are wanted: the plain form has them
+        found = plain_gradients(lambda x, beta: features.scaled_features(x, beta, *ctx.settings), (x, beta), grads)
+    else:
+        dy, da = grads[0], None if beta is None else grads[1]
+        found = features_triton_backward(x, beta, *ctx.settings[:3], dy, da)
+    return found[0], None if beta is None else found[1], None, None, None, None
+
+
+features_triton = operator("features_triton", _features, _features_fake, _backward, _setup_context)
+features_triton_backward = operator(
+    "features_triton_backward", _features_backward, _features_backward_fake, refuse_double_backward("triton")
+)
+
+
+def scaled_features(
+    x: Tensor, beta: Tensor | None, feature_map: str, normalize: bool, scale: float, dtype: torch.dtype
+) -> list[Tensor]:
+    """The operator, or x itself where nothing is to be done."""
+    if feature_map == "identity" and not normalize and scale == 1 and beta is None and dtype == x.dtype:
+        return [x]
+    return features_triton(x, beta, feature_map, normalize, scale, dtype)

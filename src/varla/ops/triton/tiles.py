@@ -1,0 +1,246 @@
+"""What the kernels share: tokens in and out, feature map, normalisation, and the two small triangular factorisations.
+
+Tiles are float32 in registers. `DOT` says what the operands of a product are rounded to: "bf16"; "left" or
+"right" (bf16, but that operand split in two: 16 bits); "bf16x3" (both split); "tf32"; or "tf32x3" (split, float32
+accuracy). A tile of tokens is [N, D], or [D, N] with `T` (transposed): reductions over D then run over axis 0.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def halves(x):
+    """x as a sum of two bfloat16 numbers. (Cutting the mantissa, not rounding it, keeps to fast instructions.)"""
+    high = (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+    return high.to(tl.bfloat16), (x - high).to(tl.bfloat16)
+
+
+@triton.jit
+def dot(x, y, DOT: tl.constexpr, acc=None):
+    """x @ y (+ acc) in float32, the operands rounded as DOT says."""
+    if DOT == "bf16":
+        return tl.dot(x.to(tl.bfloat16), y.to(tl.bfloat16), acc)
+    elif DOT == "left":
+        high_x, low_x = halves(x)
+        return tl.dot(high_x, y.to(tl.bfloat16), tl.dot(low_x, y.to(tl.bfloat16), acc))
+    elif DOT == "right":
+        high_y, low_y = halves(y)
+        return tl.dot(x.to(tl.bfloat16), high_y, tl.dot(x.to(tl.bfloat16), low_y, acc))
+    elif DOT == "bf16x3":
+        high_x, low_x = halves(x)
+        high_y, low_y = halves(y)
+        return tl.dot(high_x, high_y, tl.dot(high_x, low_y, tl.dot(low_x, high_y, acc)))
+    else:
+        return tl.dot(x, y, acc, input_precision=DOT)
+
+
+@triton.jit
+def operand(x, DOT: tl.constexpr):
+    """x as a product will want it: half the registers where that is bfloat16."""
+    if DOT == "bf16":
+        return x.to(tl.bfloat16)
+    else:
+        return x
+
+
+@triton.jit
+def tile(token, count, head, H, d, D, N: tl.constexpr, T: tl.constexpr):
+    """Offsets of tokens [token, token + N) of one head in [tokens, H, D], and which of them exist (`count`)."""
+    i = tl.arange(0, N)
+    if T:
+        where, inside = i[None, :] * H * D + d[:, None], (i[None, :] < count) & (d[:, None] < D)
+    else:
+        where, inside = i[:, None] * H * D + d[None, :], (i[:, None] < count) & (d[None, :] < D)
+    return (token.to(tl.int64) * H + head) * D + where, inside
+
+
+@triton.jit
+def loaded(ptr, token, count, head, H, d, D, N: tl.constexpr, T: tl.constexpr = False):
+    """Those tokens of ptr [tokens, H, D], in its own type; zero where there are none."""
+    where, inside = tile(token, count, head, H, d, D, N, T)
+    return tl.load(ptr + where, inside, 0.0)
+
+
+@triton.jit
+def rows(ptr, token, count, head, H, d, D, N: tl.constexpr, T: tl.constexpr = False):
+    """The same as float32."""
+    return loaded(ptr, token, count, head, H, d, D, N, T).to(tl.float32)
+
+
+@triton.jit
+def store_rows(ptr, x, token, count, head, H, d, D, N: tl.constexpr, T: tl.constexpr = False):
+    """The reverse of `rows`."""
+    where, inside = tile(token, count, head, H, d, D, N, T)
+    tl.store(ptr + where, x.to(ptr.dtype.element_ty), inside)
+
+
+@triton.jit
+def column(ptr, token, count, head, H, N: tl.constexpr):
+    """One number a token, of ptr [tokens, H]: [N], zero where there is none."""
+    i = tl.arange(0, N)
+    return tl.load(ptr + token.to(tl.int64) * H + head + i * H, i < count, 0.0)
+
+
+@triton.jit
+def store_column(ptr, x, token, count, head, H, N: tl.constexpr):
+    """The reverse of `column`."""
+    i = tl.arange(0, N)
+    tl.store(ptr + token.to(tl.int64) * H + head + i * H, x, i < count)
+
+
+@triton.jit
+def matrix(ptr, index, r, R, c, C):
+    """Matrix number `index` of ptr [*, R, C] as float32 [|r|, |c|], zero outside."""
+    inside = (r[:, None] < R) & (c[None, :] < C)
+    return tl.load(ptr + index.to(tl.int64) * R * C + r[:, None] * C + c[None, :], inside, 0.0).to(tl.float32)
+
+
+@triton.jit
+def store_matrix(ptr, x, index, r, R, c, C):
+    """The reverse of `matrix`."""
+    inside = (r[:, None] < R) & (c[None, :] < C)
+    where = ptr + index.to(tl.int64) * R * C + r[:, None] * C + c[None, :]
+    tl.store(where, x.to(ptr.dtype.element_ty), inside)
+
+
+@triton.jit
+def feature(x, ELU: tl.constexpr):
+    """The feature map: ELU(x) + 1, which is exp(x) for x <= 0, or the identity. NaN stays NaN."""
+    if ELU:
+        return tl.where(x > 0, x + 1, tl.exp(x))
+    else:
+        return x
+
+
+@triton.jit
+def feature_backward(grad, phi, ELU: tl.constexpr):
+    """Gradient of x from that of phi = feature(x)."""
+    if ELU:
+        return tl.where(phi < 1, grad * phi, grad)
+    else:
+        return grad
+
+
+@triton.jit
+def unit(x, T: tl.constexpr = False):
+    """Tokens over their length, and 1 / length (that dimension 1); zero stays zero. No length over- or underflows."""
+    AXIS: tl.constexpr = 0 if T else 1
+    largest = tl.max(tl.abs(x), AXIS, keep_dims=True)
+    zero = largest < 1.1754943508222875e-38
+    scale = 1 / tl.where(zero, 1.0, largest)
+    scaled = x * scale
+    square = tl.sum(scaled * scaled, AXIS, keep_dims=True)
+    inverse = tl.where(zero, 0.0, tl.rsqrt(tl.where(zero, 1.0, square)))
+    return scaled * inverse, scale * inverse
+
+
+@triton.jit
+def unit_backward(grad, y, inverse, T: tl.constexpr = False):
+    """Gradient of x from that of y, where (y, inverse) = unit(x)."""
+    AXIS: tl.constexpr = 0 if T else 1
+    return (grad - y * tl.sum(y * grad, AXIS, keep_dims=True)) * inverse
+
+
+@triton.jit
+def featured(x, count, d, D, N: tl.constexpr, ELU: tl.constexpr, T: tl.constexpr = False):
+    """Features of loaded tokens, zero where there are none."""
+    i = tl.arange(0, N)
+    if T:
+        inside = (i[None, :] < count) & (d[:, None] < D)
+    else:
+        inside = (i[:, None] < count) & (d[None, :] < D)
+    return tl.where(inside, feature(x.to(tl.float32), ELU), 0.0)
+
+
+@triton.jit
+def features(ptr, token, count, head, H, d, D, N: tl.constexpr, ELU: tl.constexpr, T: tl.constexpr = False):
+    """Features of the tokens of ptr [tokens, H, D], zero where there are none."""
+    return featured(loaded(ptr, token, count, head, H, d, D, N, T), count, d, D, N, ELU, T)
+
+
+@triton.jit
+def normalized(F, UNIT: tl.constexpr, T: tl.constexpr = False):
+    """(K, 1 / |F|): what S is written and read with, given key features F; F itself and 1 unless UNIT."""
+    if UNIT:
+        return unit(F, T)
+    else:
+        return F, 1.0
+
+
+@triton.jit
+def cholesky_inverse(G, aside, WARPS: tl.constexpr):
+    """The inverse of the Cholesky factor of G [16, 16], symmetric; NaN if G is not positive definite.
+
+    By elimination on [G I], as [16, WARPS, 32]: every warp holds all of it, one column to a lane. A row is then a
+    register, a column is a gather within the warp, and no step needs a barrier. G and the result change form by way of
+    memory (`aside`, 256 floats of this program's own): a reduction over the copies would take longer than the
+    elimination.
+    """
+    at = tl.arange(0, 16)
+    square = aside + at[:, None] * 16 + at[None, :]
+    i = at[:, None, None]
+    lane = tl.broadcast_to(tl.arange(0, 32)[None, None, :], [16, WARPS, 32])
+    tl.debug_barrier()
+    tl.store(square, G)
+    tl.debug_barrier()
+    # (17 lane) mod 16 is lane mod 16, but not visibly contiguous to the compiler: one column to a lane, no vectors.
+    X = tl.load(aside + i * 16 + (lane * 17) % 16, lane < 16, 0.0) + tl.where(lane == i + 16, 1.0, 0.0)
+    for s in tl.static_range(16):
+        below = tl.gather(X, tl.full([16, WARPS, 32], s, tl.int32), 2)
+        scale = tl.rsqrt(tl.sum(tl.where(i == s, below, 0.0), 0))[None]
+        done = tl.sum(tl.where(i == s, X, 0.0), 0)[None] * scale
+        X = tl.where(i > s, X - (below * scale) * done, tl.where(i == s, done, X))
+    first = tl.arange(0, WARPS)[None, :, None] == 0
+    tl.debug_barrier()
+    tl.store(aside + i * 16 + lane - 16, X, first & (lane >= 16))
+    tl.debug_barrier()
+    return tl.load(square)
+
+
+@triton.jit
+def lower_inverse(N, WARPS: tl.constexpr, DOT: tl.constexpr):
+    """(I + N)^-1 for strictly lower triangular N [64, 64].
+
+    The four diagonal blocks by forward substitution, side by side: D. Then (I + N)^-1 = (I + M)^-1 D with
+    M = D (N without its blocks), and M^4 = 0, so that (I + M)^-1 = (I - M) (I + M^2).
+    """
+    LANES: tl.constexpr = 2 * WARPS
+    i = tl.arange(0, 16)[:, None, None]
+    blocks = tl.reshape(N, [4, 16, 4, 16])
+    same = tl.arange(0, 4)[:, None, None, None] == tl.arange(0, 4)[None, None, :, None]
+    own = tl.sum(tl.where(same, blocks, 0.0), 2)  # [4, 16, 16]
+    X = tl.permute(own, [1, 0, 2])
+    X = tl.reshape(tl.broadcast_to(X[:, :, None, :], [16, 4, LANES // 4, 16]), [16, LANES, 16])
+    Y = tl.broadcast_to(tl.where(i == tl.arange(0, 16)[None, None, :], 1.0, 0.0), [16, LANES, 16])
+    for s in tl.static_range(15):
+        below = tl.gather(X, tl.full([16, LANES, 16], s, tl.int32), 2)
+        Y = tl.where(i > s, Y - below * tl.sum(tl.where(i == s, Y, 0.0), 0)[None], Y)
+    own = tl.permute(tl.max(tl.reshape(Y, [16, 4, LANES // 4, 16]), 2), [1, 0, 2])
+    D = tl.reshape(tl.where(same, own[:, :, None, :], 0.0), [64, 64])
+    rest = tl.reshape(tl.where(same, 0.0, blocks), [64, 64])
+    eye = tl.where(tl.arange(0, 64)[:, None] == tl.arange(0, 64)[None, :], 1.0, 0.0)
+    M = dot(D, rest, DOT)
+    return dot(dot(eye - M, eye + dot(M, M, DOT), DOT), D, DOT)
+
+
+@triton.jit
+def running_sum(x, initial, total, first, H, SIZE, REVERSE: tl.constexpr, ENTRIES: tl.constexpr, BLOCK: tl.constexpr):
+    """x [*, H, SIZE] to `initial` [sequences, H, SIZE] plus the sum of what comes earlier (REVERSE: later), in place.
+
+    Entry n of x belongs to sequence s where first[s] <= n < first[s + 1]. `total` gets initial plus the whole sum.
+    """
+    sequence, head = tl.program_id(0) // H, tl.program_id(0) % H
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    n = tl.arange(0, ENTRIES)
+    begin, end = tl.load(first + sequence), tl.load(first + sequence + 1)
+    own = (sequence * H + head).to(tl.int64) * SIZE + i
+    running = tl.load(initial + own, i < SIZE, 0.0)
+    for done in range(0, end - begin, ENTRIES):
+        index = end - 1 - done - n if REVERSE else begin + done + n
+        where = x + (index * H + head).to(tl.int64)[:, None] * SIZE + i[None, :]
+        inside = (done + n < end - begin)[:, None] & (i < SIZE)[None, :]
+        here = tl.load(where, inside, 0.0)
+        tl.store(where, running[None, :] + (tl.cumsum(here, 0) - here), inside)
+        running += tl.sum(here, 0)
+    tl.store(total + own, running, i < SIZE)
