@@ -1,0 +1,258 @@
+"""P16: what the four mechanisms remember, in bytes, and what a token costs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from reproduction.claims import (
+    CONDITIONAL,
+    FALSE,
+    MISSING,
+    NOT_REPRODUCED,
+    REPRODUCED,
+    Claim,
+    Figure,
+    Finding,
+    Item,
+    Judge,
+    Table,
+)
+from reproduction.items import timing
+from reproduction.records import Results
+from reproduction.runs import Measure, Preset
+from varla.layers import build
+
+MECHANISMS = timing.MECHANISMS
+LENGTHS = (100, 1000, 10_000, 100_000)
+LARGE = {"d": 4096, "layers": 32}  # the model of the table's footnote
+BYTES = {"fp16": 2, "fp32": 4}
+PAPER_CACHE = 52  # GB
+FACTORS = {"deltanet-paper": 3.0, "vla": 5.0}  # of the table; the scaling section has 3 for VLA
+
+
+def state_bytes(mechanism: str, d_model: int, n_heads: int, layers: int) -> dict[str, list[int]]:
+    """Bytes of one sequence's state after so many tokens, in float32, over all layers, as the library counts them."""
+    layer = build(mechanism, d_model=d_model, n_heads=n_heads)
+    return {"T": list(LENGTHS), "bytes": [layers * layer.state_size(T) for T in LENGTHS]}
+
+
+def cache_bytes(T: int, d: int, layers: int, width: int) -> int:
+    """Keys and values of all tokens and layers, `width` bytes a number."""
+    return 2 * T * d * layers * width
+
+
+def factors(T: int, H: int, D: int, backend: str, rounds: int, gpu: bool = False) -> dict[str, Any]:
+    """Seconds of a forward of the three recurrent mechanisms in the same form. `gpu`: on a GPU or not at all."""
+    timing.need(gpu)
+    names = [name for name in MECHANISMS if name != "softmax"]
+    seconds = timing.medians({name: timing.forward(name, 1, T, H, D, backend) for name in names}, rounds)
+    return {"device": timing.device(), "name": timing.device_name(), "seconds": seconds}
+
+
+class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operators that run in it, but not those that only look at a tensor in another way."""
+
+    def __init__(self) -> None:
+        """Nothing counted yet."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count one, and run it."""
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def operators(tokens: int, H: int, D: int) -> dict[str, float]:
+    """PyTorch operators that a token takes in the loop: what a GPU's time is made of where tensors are this small."""
+    found = {}
+    for name in (name for name in MECHANISMS if name != "softmax"):
+        counts = []
+        for T in (tokens, 2 * tokens):
+            call = timing.forward(name, 1, T, H, D, "reference")
+            with Counter() as counter:
+                call()
+            counts.append(counter.count)
+        found[name] = (counts[1] - counts[0]) / tokens
+    return found
+
+
+def size_run(mechanism: str) -> Measure:
+    """The paper's model: d = 128, four heads, two layers."""
+    given = {"mechanism": mechanism, "d_model": 128, "n_heads": 4, "layers": 2}
+    return Measure(state_bytes, given)
+
+
+def cache_run(width: str) -> Measure:
+    """The footnote's model, at 100 000 tokens."""
+    return Measure(cache_bytes, {"T": 100_000, **LARGE, "width": BYTES[width]})
+
+
+LARGE_VLA = Measure(
+    state_bytes,
+    {"mechanism": "vla", "d_model": LARGE["d"], "n_heads": 32, "layers": LARGE["layers"]},
+)
+
+
+def factor_run(preset: Preset, backend: str) -> Measure:
+    """The paper's heads: four of 32 dimensions. "reference" is the loop over tokens, as in the paper's Python."""
+    T = 256 if preset.quick else 1024
+    given = {"T": T, "H": 4, "D": 32, "backend": backend, "rounds": 10, **timing.place(preset)}
+    return Measure(factors, given, timed=True)
+
+
+OPERATORS = Measure(operators, {"tokens": 60, "H": 4, "D": 32})
+
+
+FORMS = {"reference": "loop over tokens", "chunk": "chunk-wise, PyTorch", "auto": "the fastest there is"}
+
+
+def runs(preset: Preset) -> Sequence[Measure]:
+    """Sizes and times."""
+    sizes = [*(size_run(name) for name in MECHANISMS), LARGE_VLA, *(cache_run(width) for width in BYTES)]
+    return [*sizes, OPERATORS, *(factor_run(preset, backend) for backend in FORMS)]
+
+
+def judge_fixed(results: Results, preset: Preset) -> Finding:
+    """Fixed states, independent of T, of three mechanisms; and softmax attention's cache, which grows."""
+    found = {name: results.value(size_run(name)) for name in MECHANISMS}
+    if any(value is None for value in found.values()):
+        return MISSING
+    fixed = all(len(set(found[name]["bytes"])) == 1 for name in MECHANISMS if name != "softmax")
+    grows = found["softmax"]["bytes"][-1] / found["softmax"]["bytes"][0]
+    shown = ", ".join(f"{name} {found[name]['bytes'][-1]:,}" for name in MECHANISMS)
+    note = f"bytes after {LENGTHS[-1]:,} tokens, two layers, d = 128, float32: {shown}"
+    ours = "fixed" if fixed else "not fixed"
+    return Finding(REPRODUCED if fixed and grows > 900 else FALSE, ours, note=note)
+
+
+def judge_cache(results: Results, preset: Preset) -> Finding:
+    """The footnote's 52 GB."""
+    half, full, vla = (results.value(run) for run in (cache_run("fp16"), cache_run("fp32"), LARGE_VLA))
+    if half is None or full is None or vla is None:
+        return MISSING
+    ours = {"fp16": half / 1e9, "fp32": full / 1e9}
+    close = [width for width, size in ours.items() if abs(size - PAPER_CACHE) < 1]
+    note = (
+        f"GB in fp16; {ours['fp32']:.1f} in fp32, which the paper trains in. VLA's state in fp32, 32 heads of 128: "
+        f"{vla['bytes'][0] / 1e9:.2f} GB"
+    )
+    verdict = REPRODUCED if "fp16" in close else CONDITIONAL if close else NOT_REPRODUCED
+    return Finding(verdict, ours["fp16"], note=note)
+
+
+def ratios(results: Results, preset: Preset, backend: str) -> dict[str, float] | None:
+    """Times over linear attention's; None if they were not taken."""
+    found = results.value(factor_run(preset, backend))
+    return None if found is None else {name: x / found["seconds"]["linear"] for name, x in found["seconds"].items()}
+
+
+def judge_factor(mechanism: str, paper: float) -> Judge:
+    """A constant factor over linear attention, in the loop over tokens."""
+
+    def judge(results: Results, preset: Preset) -> Finding:
+        run = factor_run(preset, "reference")
+        loop, best, found = ratios(results, preset, "reference"), ratios(results, preset, "auto"), results.value(run)
+        if loop is None or best is None or found is None:
+            return MISSING
+        good = loop[mechanism] <= 1.2 * paper
+        note = (
+            f"forward over linear attention's, both as a loop over {run.arguments['T']} tokens, {found['name']}; each "
+            f"in its fastest form: {best[mechanism]:.1f}"
+        )
+        if (counts := results.value(OPERATORS)) is not None:
+            ratio = counts[mechanism] / counts["linear"]
+            note += f". A token takes {counts[mechanism]:.1f} PyTorch operators, {ratio:.1f} times linear attention's"
+        return Finding(REPRODUCED if good else NOT_REPRODUCED, loop[mechanism], note=note)
+
+    return judge
+
+
+def claims() -> list[Claim]:
+    """What the table says."""
+    where = "complexity table"
+    return [
+        Claim(
+            "P16-state",
+            where,
+            "linear attention, DeltaNet and VLA have a fixed state; softmax attention's grows with T",
+            "fixed",
+            "the library's state sizes do not depend on T, and the cache does",
+            judge_fixed,
+        ),
+        Claim(
+            "P16-cache",
+            f"{where}, footnote",
+            "softmax attention's cache takes about 52 GB at T = 100K, d = 4096, 32 layers",
+            PAPER_CACHE,
+            "2 T d L numbers within 1 GB, in fp16; with conditions, in fp32 only",
+            judge_cache,
+        ),
+        *(
+            Claim(
+                f"P16-factor-{name}",
+                where,
+                f"{name} costs about {paper:g} times what linear attention does",
+                paper,
+                "at most 1.2 times the paper's factor, as a loop over tokens",
+                judge_factor(name, paper),
+            )
+            for name, paper in FACTORS.items()
+        ),
+        Claim(
+            "P16-factor-vla-text",
+            "scaling section",
+            "VLA in Python is about 3 times slower than linear attention (5 in the table)",
+            3.0,
+            "at most 1.2 times the paper's factor, as a loop over tokens",
+            judge_factor("vla", 3.0),
+        ),
+    ]
+
+
+def figures(results: Results, preset: Preset) -> list[Figure]:
+    """State sizes over tokens."""
+    points: list[dict[str, object]] = []
+    for name in MECHANISMS:
+        found = results.value(size_run(name))
+        if found is not None:
+            pairs = zip(found["T"], found["bytes"], strict=True)
+            points += [{"x": T, "y": size, "series": name, "source": "ours"} for T, size in pairs]
+    title = "State of one sequence, two layers, d = 128, float32"
+    return [Figure("state-size", title, "tokens", "bytes", points, log_x=True, log_y=True)]
+
+
+def tables(results: Results, preset: Preset) -> list[Table]:
+    """State sizes, and times over linear attention's."""
+    sizes = [
+        [name, *(f"{size:,}" for size in found["bytes"])]
+        for name in MECHANISMS
+        if (found := results.value(size_run(name))) is not None
+    ]
+    times: list[list[str]] = []
+    for backend, shown in FORMS.items():
+        found, run = ratios(results, preset, backend), factor_run(preset, backend)
+        if found is not None:
+            times.append([shown, results.value(run)["name"], *(f"{found[name]:.2f}" for name in MECHANISMS[1:])])
+    headers = ["mechanism", *(f"T = {T:,}" for T in LENGTHS)]
+    return [
+        Table("Bytes of one sequence's state, two layers, d = 128", headers, sizes),
+        Table("Forward time over linear attention's, same form", ["form", "device", *MECHANISMS[1:]], times),
+    ]
+
+
+ITEM = Item(
+    name="complexity",
+    number="P16",
+    title="State sizes and constant factors",
+    about=(
+        "Bytes that each mechanism keeps of a sequence, from the library itself; the cache of a large model; and the "
+        "time of a forward over linear attention's, all three in the same form. The paper's constant factors are of "
+        "loops over tokens."
+    ),
+    claims=claims(),
+    runs=runs,
+    figures=figures,
+    tables=tables,
+)
