@@ -44,7 +44,7 @@ def list_items(items: Items = None, preset: PresetName = "quick") -> None:
     chosen, size = choose(items, preset)
     rows = [(x.name, x.number, x.title, str(len(x.claims)), str(len(x.runs(size)))) for x in chosen]
     numbers = ("claims", f"runs, {preset}")
-    show(table(("item", "paper", "what", *numbers), rows, right=numbers))
+    show(table(("item", "number", "title", *numbers), rows, right=numbers))
 
 
 @app.command(epilog="Example: python -m reproduction run jacobian capacity --preset quick")

@@ -1,10 +1,10 @@
-"""The report for reading on a code host: docs/reproduction.md with its pictures, and the README's ten rows."""
+"""The report as Markdown: an overview, one page per item with its figures, and the table in the project's README."""
 
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from reproduction.claims import NOT_RUN, Table
+from reproduction.claims import NOT_RUN, Item, Table
 from reproduction.report import charts
 from reproduction.report.gather import Drawing, Report, Row, Section, command, count
 from reproduction.report.numbers import duration, number, spread
@@ -12,12 +12,14 @@ from reproduction.report.page import MEANINGS, SYMBOLS, many
 from reproduction.runs import FULL, QUICK
 from varla.training.run import write_aside
 
-DOCUMENT = Path("docs/reproduction.md")
-PICTURES = Path("docs/figures/reproduction")
+FOLDER = Path("docs/reproduction")
+OVERVIEW = FOLDER / "README.md"
+PICTURES = FOLDER / "figures"
 README = Path("README.md")
 BEGIN, END = "<!-- reproduction: begin -->", "<!-- reproduction: end -->"
+WRITTEN = "<!-- Written by `python -m reproduction report --docs` from the records in reports/: do not edit. -->"
 
-# The README's rows: ids of claims, or patterns that stand for the first claim that fits. Others are left out.
+# The claims in the README: ids, or patterns of which the first match counts. Those without a match are left out.
 HEADLINES = (
     "P7-vla-24",
     "P9-overload-vla-32",
@@ -33,35 +35,69 @@ HEADLINES = (
 _ROWS = 10
 
 
-def document(report: Report) -> str:
-    """docs/reproduction.md."""
-    parts = [
+def documents(report: Report) -> dict[Path, str]:
+    """All pages of docs/reproduction/, by their paths from the repository root."""
+    return {OVERVIEW: overview(report), **{page_of(section.item): page(section) for section in report.sections}}
+
+
+def page_of(item: Item) -> Path:
+    """The path of an item's page."""
+    return FOLDER / f"{item.name}.md"
+
+
+def overview(report: Report) -> str:
+    """The first page: how many claims have each verdict, the items, the machines."""
+    items = [
+        (
+            section.item.number,
+            f"[{plain(section.item.title)}]({page_of(section.item).name})",
+            str(len(section.rows)),
+            *(str(n or "") for n in count(section.rows).values()),
+        )
+        for section in report.sections
+    ]
+    return _joined_parts(
         "# The reproduction",
-        "<!-- Written by `varla report --docs` from the records in reports/; not to be edited. -->",
-        "Every statement of the paper *Variational Linear Attention: Stable Associative Memory for Long-Context "
-        f"Transformers* that was put to a test, with what came out. Drawn from {many(report.runs, 'recorded run')} "
-        f"({duration(report.seconds)}); `varla report` makes a page of the same with charts to explore.",
-        f"Preset `{FULL.name}`: the paper's sizes and seeds ({_joined(FULL.seeds)}). Preset `{QUICK.name}`: sizes for "
-        f"two CPU cores, seed {_joined(QUICK.seeds)}; shown where there is no record at `{FULL.name}`.",
+        WRITTEN,
+        "Every claim of the paper *Variational Linear Attention: Stable Associative Memory for Long-Context "
+        f"Transformers* that was tested, and the result. The numbers come from {many(report.runs, 'recorded run')} "
+        f"({duration(report.seconds)}). `python -m reproduction report` draws them as one page with interactive "
+        "charts.",
+        f"Preset `{FULL.name}` has the paper's sizes and seeds ({_joined(FULL.seeds)}). Preset `{QUICK.name}` has seed "
+        f"{_joined(QUICK.seeds)} and sizes for two CPU cores; it is shown where `{FULL.name}` has no record.",
         grid(
             ("verdict", "claims", "meaning"),
             [(f"{SYMBOLS[name]} {name}", str(n), MEANINGS[name]) for name, n in report.counts.items()],
         ),
-        "## Claims",
-        claims(report.rows),
-        *(part for section in report.sections for part in _section(section)),
+        "## Items",
+        grid(("number", "item", "claims", *SYMBOLS.values()), items),
         "## Machines",
         *_machines(report),
-    ]
-    return "\n\n".join(parts) + "\n"
+    )
+
+
+def page(section: Section) -> str:
+    """An item's page: its claims, figures, tables, runs and settings."""
+    item = section.item
+    parts = [f"# {item.number} {plain(item.title)}", WRITTEN, plain(item.about)]
+    if section.rows:
+        counted = f"{many(len(section.rows), 'claim')}: {_verdicts(section.rows)}."
+        parts += [f"{counted} [All items]({OVERVIEW.name})", "## Claims", claims(section.rows)]
+    for drawing in section.drawings:
+        parts += _figure(drawing)
+    for listing in section.listings:
+        parts += [f"## {plain(listing.table.title)}{_quick(listing.preset)}", *_table(listing.table)]
+    parts += ["## Runs", "\n".join(_runs(section))]
+    if section.settings:
+        rows = [(f"`{name}`", plain(values)) for name, values in section.settings]
+        parts += _folded("Settings of these runs", [grid(("setting", "values"), rows)])
+    return _joined_parts(*parts)
 
 
 def claims(rows: Sequence[Row]) -> str:
     """The table of claims."""
-    headers = ("claim", "where", "what the paper says", "paper", "ours", "verdict", "preset", "how decided", "note",
-               "made by")  # fmt: skip
     return grid(
-        headers,
+        ("claim", "where", "what the paper says", "paper", "ours", "verdict", "rule", "note"),
         [
             (
                 f'<a id="{row.anchor}"></a>{row.claim.id}',
@@ -70,10 +106,8 @@ def claims(rows: Sequence[Row]) -> str:
                 plain(number(row.claim.paper)),
                 plain(_ours(row)),
                 f"{SYMBOLS[row.finding.verdict]} {row.finding.verdict}",
-                row.preset,
                 plain(row.claim.rule),
                 plain(row.finding.note),
-                f"`{row.command}`",
             )
             for row in rows
         ],
@@ -81,26 +115,26 @@ def claims(rows: Sequence[Row]) -> str:
 
 
 def block(report: Report) -> str:
-    """What stands in the README between the markers: up to ten claims, and how many there are of each verdict."""
+    """The part of the README between the markers: up to ten claims, and how many claims have each verdict."""
     rows = headlines(report.rows)
     table = grid(
         ("what the paper says", "paper", "ours", "verdict"),
         [
             (
-                f"[{plain(row.claim.says)}]({DOCUMENT.as_posix()}#{row.anchor})",
+                f"[{plain(row.claim.says)}]({page_of(row.item).as_posix()}#{row.anchor})",
                 plain(number(row.claim.paper)),
-                plain(spread(row.finding)) + (" (quick preset)" if row.preset == QUICK.name else ""),
+                plain(spread(row.finding)) + _quick(row.preset),
                 f"{SYMBOLS[row.finding.verdict]} {row.finding.verdict}",
             )
             for row in rows
         ],
     )
     total = f"Of {many(len(report.rows), 'claim')}: {_verdicts(report.rows)}."
-    return f"{table}\n\n{total} All of them, with charts and settings: [{DOCUMENT}]({DOCUMENT.as_posix()})."
+    return f"{table}\n\n{total} All of them, with charts and settings: [{FOLDER.as_posix()}]({OVERVIEW.as_posix()})."
 
 
 def headlines(rows: Sequence[Row]) -> list[Row]:
-    """The README's, in the order of HEADLINES; those that were run before those that were not."""
+    """The rows of the README in the order of HEADLINES, but claims that were not run come last."""
     found: dict[str, Row] = {}
     for pattern in HEADLINES:
         fitting = (row for row in rows if fnmatchcase(row.claim.id, pattern) and row.claim.id not in found)
@@ -110,7 +144,7 @@ def headlines(rows: Sequence[Row]) -> list[Row]:
 
 
 def insert(text: str, content: str) -> str:
-    """The README with this between the markers."""
+    """The README with `content` between the markers."""
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
         raise ValueError(f"{README} must hold {BEGIN} and, below it, {END}, each once")
     before, rest = text.split(BEGIN)
@@ -118,34 +152,34 @@ def insert(text: str, content: str) -> str:
 
 
 def write(report: Report, root: Path) -> list[Path]:
-    """Write the document, its pictures and the README's rows under a root; pictures that nothing shows are removed."""
+    """Write all pages, their figures and the README's table under a root; remove pages and figures of no item."""
     if not (root / README).exists():
         raise ValueError(f"there is no {README} in {root.resolve()}: run this in the root of the repository")
     readme = insert((root / README).read_text(encoding="utf-8"), block(report))
-    pictures = root / PICTURES
-    pictures.mkdir(parents=True, exist_ok=True)
-    drawn = {pictures / f"{x.figure.name}.svg": x.figure for x in _drawings(report)}
-    for path in set(pictures.glob("*.svg")) - set(drawn):
+    texts = {root / path: text for path, text in documents(report).items()}
+    figures = {root / PICTURES / f"{x.figure.name}.svg": x.figure for x in _drawings(report)}
+    (root / PICTURES).mkdir(parents=True, exist_ok=True)
+    for path in {*(root / FOLDER).glob("*.md"), *(root / PICTURES).glob("*.svg")} - {*texts, *figures}:
         path.unlink()
-    for path, figure in drawn.items():
-        # The same data gives the same picture but for fonts: what is up to date is left as it is.
+    for path, figure in figures.items():
+        # Other fonts give another picture of the same data: a picture of this data is left as it is.
         if not path.exists() or not path.read_text(encoding="utf-8").endswith(f"{charts.stamp(figure)}\n"):
             write_aside(path, charts.svg(figure))
-    write_aside(root / DOCUMENT, document(report))
-    write_aside(root / README, readme)
-    return [root / DOCUMENT, *drawn, root / README]
+    for path, text in {**texts, root / README: readme}.items():
+        write_aside(path, text)
+    return [*texts, *figures, root / README]
 
 
 def grid(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of cells that are Markdown already."""
+    """A table. Its cells are Markdown already."""
     lines = [headers, ["---"] * len(headers), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def plain(text: str) -> str:
-    """Text as Markdown that shows it as it is, in a table, too; backquotes keep their meaning."""
+    """Text escaped for Markdown, in a table as well; backquotes keep their meaning."""
     parts = " ".join(text.split()).replace("|", "\\|").split("`")
-    if len(parts) % 2 == 0:  # one is left over: then they are not meant as quotes
+    if len(parts) % 2 == 0:  # one is unpaired: they are not meant as quotes
         parts = ["\\`".join(parts)]
     for i in range(0, len(parts), 2):
         for mark in "<*~[]$":
@@ -153,28 +187,12 @@ def plain(text: str) -> str:
     return "`".join(parts)
 
 
-def _section(section: Section) -> list[str]:
-    item = section.item
-    parts = [f"## {item.number} {plain(item.title)}", plain(item.about)]
-    if section.rows:
-        parts.append(f"{many(len(section.rows), 'claim')}: {_verdicts(section.rows)}.")
-    for drawing in section.drawings:
-        parts += _figure(drawing)
-    for listing in section.listings:
-        parts += [f"### {plain(listing.table.title)}{_quick(listing.preset)}", *_table(listing.table)]
-    parts.append("\n".join(_runs(section)))
-    if section.settings:
-        rows = [(f"`{name}`", plain(values)) for name, values in section.settings]
-        parts += _folded("Settings of these runs", [grid(("setting", "values"), rows)])
-    return parts
-
-
 def _figure(drawing: Drawing) -> list[str]:
     figure = drawing.figure
-    heading = f"### {plain(figure.title)}{_quick(drawing.preset)}"
+    heading = f"## {plain(figure.title)}{_quick(drawing.preset)}"
     if not charts.drawable(figure):
         return [heading, "There is no point to draw yet."]
-    picture = f"![{plain(figure.title)}]({PICTURES.relative_to(DOCUMENT.parent).as_posix()}/{figure.name}.svg)"
+    picture = f"![{plain(figure.title)}]({PICTURES.name}/{figure.name}.svg)"
     note = [plain(figure.note)] if figure.note else []
     return [heading, picture, *note, *_folded("The numbers", _table(charts.numbers(figure)))]
 
@@ -229,7 +247,7 @@ def _verdicts(rows: Sequence[Row]) -> str:
 
 def _ours(row: Row) -> str:
     seeds = f", {row.finding.count} seeds" if row.finding.count > 1 else ""
-    return f"{spread(row.finding)}{seeds}"
+    return f"{spread(row.finding)}{seeds}{_quick(row.preset)}"
 
 
 def _quick(preset: str) -> str:
@@ -238,3 +256,7 @@ def _quick(preset: str) -> str:
 
 def _joined(value: object) -> str:
     return ", ".join(str(each) for each in value) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _joined_parts(*parts: str) -> str:
+    return "\n\n".join(parts) + "\n"

@@ -1,5 +1,6 @@
-"""docs/reproduction.md, its figures and the README's rows are what the committed records give."""
+"""docs/reproduction/, its figures and the README's rows are what the committed records give."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,9 @@ from reproduction.items import ITEMS
 from reproduction.report import charts, markdown, page
 from reproduction.report.gather import gather, recorded
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 RECORDED = recorded(ROOT / "reports")
-STALE = "out of date: run `varla report --docs` and commit what it writes"
+STALE = "out of date: run `python -m reproduction report --docs` and commit what it writes"
 
 
 @pytest.fixture(scope="module")
@@ -18,13 +19,20 @@ def report():
     return gather(ITEMS, ROOT / "reports")
 
 
-def test_the_document_is_up_to_date(report):
-    document = ROOT / markdown.DOCUMENT
-    if RECORDED:
-        assert document.exists(), STALE
-        assert document.read_text(encoding="utf-8") == markdown.document(report), STALE
-    else:  # nothing to say yet
-        assert not document.exists()
+def test_the_pages_are_up_to_date(report):
+    wanted = markdown.documents(report) if RECORDED else {}
+    found = {path.relative_to(ROOT) for path in (ROOT / markdown.FOLDER).glob("*.md")}
+    assert found == set(wanted), STALE
+    for path, text in wanted.items():
+        assert (ROOT / path).read_text(encoding="utf-8") == text, f"{path} is {STALE}"
+
+
+def test_links_of_the_readme_lead_to_a_claim():
+    text = (ROOT / markdown.README).read_text(encoding="utf-8")
+    links = re.findall(r"\]\((docs/reproduction/[^)#]+)#([^)]+)\)", text)
+    assert len(links) == 10
+    for path, anchor in links:
+        assert f'<a id="{anchor}"></a>' in (ROOT / path).read_text(encoding="utf-8")
 
 
 def test_the_rows_of_the_readme_are_up_to_date(report):

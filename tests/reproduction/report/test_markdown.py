@@ -1,4 +1,4 @@
-"""The document and the README's rows: complete, legible as Markdown, and rewritten in place."""
+"""The pages and the README's rows: complete, legible as Markdown, and rewritten in place."""
 
 import re
 
@@ -28,29 +28,38 @@ def tables(text):
     return [table for table in found if table]
 
 
-def test_the_document_counts_verdicts_and_lists_every_claim(report):
-    counts, claims, *_ = tables(markdown.document(report))
+def test_the_overview_counts_verdicts_and_links_to_every_item(report):
+    counts, items, *_ = tables(markdown.overview(report))
     assert {row[0].split(" ", 1)[1]: int(row[1]) for row in counts[2:]} == fabricated.VERDICT_COUNTS
-    assert len(claims) == 2 + 8
+    assert items[2] == ["P7", "[Recall](recall.md)", "4", "2", "", "1", "", "1"]
+    assert [row[1] for row in items[2:]] == ["[Recall](recall.md)", "[Norms](norms.md)"]
+    assert "Imaginary 9000" in markdown.overview(report)
+
+
+def test_every_claim_is_on_the_page_of_its_item(report):
+    pages = markdown.documents(report)
+    for section in report.sections:
+        claims, *_ = tables(pages[markdown.page_of(section.item)])
+        assert [row[0] for row in claims[2:]] == [f'<a id="{x.anchor}"></a>{x.claim.id}' for x in section.rows]
+    claims, *_ = tables(pages[markdown.FOLDER / "recall.md"])
     softmax = next(row for row in claims if "P7-softmax-8" in row[0])
-    assert softmax[0] == '<a id="P7-softmax-8"></a>P7-softmax-8'
-    assert softmax[5:7] == ["✗ not reproduced", "quick"]
-    assert softmax[-1] == "`python -m reproduction run recall --preset quick`"
+    assert softmax[4:6] == ["0 (quick preset)", "✗ not reproduced"]
 
 
 def test_all_rows_of_a_table_have_as_many_cells(report):
-    for table in tables(markdown.document(report)):
-        assert len({len(row) for row in table}) == 1
+    for text in markdown.documents(report).values():
+        for table in tables(text):
+            assert len({len(row) for row in table}) == 1
 
 
-def test_sections_have_figures_tables_runs_and_settings(report):
-    text = markdown.document(report)
-    assert "![Recall of n pairs](figures/reproduction/recall.svg)" in text
+def test_pages_have_figures_tables_runs_and_settings(report):
+    text = "".join(markdown.page(section) for section in report.sections)
+    assert "![Recall of n pairs](figures/recall.svg)" in text
     assert "empty.svg" not in text
     assert re.search(r"  - diverged: softmax mqar n=8 .*seed=42 .*: loss is \\<nan> at step 3", text)
     assert "- Preset `full`: 6 of 6 runs recorded, 6 min; `python -m reproduction run recall --preset full`" in text
-    assert "Imaginary 9000" in text
     assert "as measured" in text
+    assert "Settings of these runs" in text
 
 
 def test_headlines_are_claims_that_there_are():
@@ -73,9 +82,10 @@ def test_headlines_are_ten_at_most_and_skip_what_there_is_not(report):
 
 
 @pytest.mark.usefixtures("chosen")
-def test_the_block_links_into_the_document(report):
+def test_the_block_links_to_the_pages(report):
     text = markdown.block(report)
-    assert "](docs/reproduction.md#P7-softmax-8)" in text
+    assert "](docs/reproduction/recall.md#P7-softmax-8)" in text
+    assert "](docs/reproduction/README.md)" in text
     assert "Of 8 claims: 3 reproduced, 1 reproduced with conditions, 1 not reproduced, 1 false, 2 not run." in text
 
 
@@ -109,10 +119,12 @@ def test_write(report, tmp_path):
     pictures = tmp_path / markdown.PICTURES
     pictures.mkdir(parents=True)
     (pictures / "gone.svg").write_text("<svg/>")
+    (tmp_path / markdown.FOLDER / "gone.md").write_text("")
     written = markdown.write(report, tmp_path)
     assert sorted(path.name for path in pictures.iterdir()) == ["kinds.svg", "norms.svg", "recall.svg"]
-    assert set(written) == {tmp_path / "README.md", tmp_path / markdown.DOCUMENT, *pictures.iterdir()}
-    assert (tmp_path / markdown.DOCUMENT).read_text() == markdown.document(report)
+    pages = {tmp_path / path: text for path, text in markdown.documents(report).items()}
+    assert set(written) == {tmp_path / "README.md", *pages, *pictures.iterdir()}
+    assert {path: path.read_text() for path in (tmp_path / markdown.FOLDER).glob("*.md")} == pages
     assert markdown.block(report) in (tmp_path / "README.md").read_text()
     drawing = report.sections[0].drawings[0]
     assert charts.stamp(drawing.figure) in (pictures / "recall.svg").read_text()
