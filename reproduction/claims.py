@@ -1,18 +1,12 @@
-"""What the paper claims, and how what was found is held against it: plain data, nothing is run here."""
+"""What an item is: claims of the paper, the runs they need, and figures and tables. Nothing is run here."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from reproduction.records import Results
+from reproduction.records import NotRun, Results
 from reproduction.runs import Preset, Run
-
-REPRODUCED = "reproduced"
-CONDITIONAL = "reproduced with conditions"
-NOT_REPRODUCED = "not reproduced"
-FALSE = "false"
-NOT_RUN = "not run"
-VERDICTS = (REPRODUCED, CONDITIONAL, NOT_REPRODUCED, FALSE, NOT_RUN)
+from reproduction.verdicts import NOT_RUN, VERDICTS
 
 Value = float | str | None
 Judge = Callable[[Results, Preset], "Finding"]
@@ -20,9 +14,9 @@ Judge = Callable[[Results, Preset], "Finding"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What came out, and the verdict. `low` and `high`: the spread over `count` seeds, where there are several.
+    """Our result and the verdict on a claim. `low` and `high` are the spread over `count` seeds, if there are several.
 
-    `note` gives the conditions, the counter-example, or what the number is.
+    `note` gives the conditions, the counter-example, or what the number means.
     """
 
     verdict: str
@@ -33,7 +27,7 @@ class Finding:
     note: str = ""
 
     def __post_init__(self) -> None:
-        """A verdict is one of five."""
+        """Refuse an unknown verdict."""
         if self.verdict not in VERDICTS:
             raise ValueError(f"verdict must be one of {', '.join(VERDICTS)}, got {self.verdict!r}")
 
@@ -43,21 +37,28 @@ MISSING = Finding(NOT_RUN)
 
 @dataclass(frozen=True)
 class Claim:
-    """One statement of the paper. `rule` says in words what `judge` does; a claim whose runs are missing is MISSING."""
+    """One statement of the paper. `rule` says in words what `decide` does."""
 
-    id: str  # such as P7-vla-24: the item of the reading list, and what it is about
+    id: str  # such as P7-vla-24: the item's number, and what the claim is about
     where: str  # in the paper
     says: str
     paper: Value
     rule: str
-    judge: Judge
+    decide: Judge
+
+    def judge(self, results: Results, preset: Preset) -> Finding:
+        """The finding from recorded results; MISSING if a run that the rule needs has no record."""
+        try:
+            return self.decide(results, preset)
+        except NotRun:
+            return MISSING
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart as data. points: {"x", "y", "series", "source"} and, for a spread, "low" and "high".
+    """A chart as data. A point is {"x", "y", "series", "source"}, with "low" and "high" for a spread.
 
-    `source` is "paper", "ours", or what else a line of its own is ("closed form").
+    `source` is "paper", "ours", or the name of another line, such as "closed form".
     """
 
     name: str  # for file names
@@ -72,7 +73,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Table:
-    """A table as data, cells as they are to be shown."""
+    """A table as data. Cells are shown as they are."""
 
     title: str
     headers: Sequence[str]
@@ -82,15 +83,15 @@ class Table:
 
 @dataclass(frozen=True)
 class Item:
-    """One experiment: its claims, the runs they need, and what there is to look at.
+    """One experiment: its claims, the runs they need, and what the report shows of it.
 
-    `then`: further runs that depend on how the first ones came out.
+    `then` gives further runs, which depend on the results of the first ones.
     """
 
     name: str
-    number: str  # of the reading list: P6
+    number: str  # such as P6
     title: str
-    about: str  # a few sentences for the reader of the report
+    about: str  # a few sentences for the report
     claims: Sequence[Claim]
     runs: Callable[[Preset], Sequence[Run]]
     then: Callable[[Results, Preset], Sequence[Run]] = field(default=lambda results, preset: ())

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     cls=Commands,
+    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -1,23 +1,25 @@
-"""The paper's training protocols as runs, and what several seeds of one say together."""
+"""The paper's training protocol as runs, statistics over seeds, and the judges and charts built on them."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reproduction.claims import CONDITIONAL, MISSING, NOT_REPRODUCED, REPRODUCED, Finding, Judge
-from reproduction.records import Results
+from reproduction.claims import Claim, Finding, Judge
+from reproduction.records import Results, need
 from reproduction.runs import Preset, Train
+from reproduction.verdicts import CONDITIONAL, NOT_REPRODUCED, REPRODUCED
 
-# The paper's four, and what a chart calls them. Its "DeltaNet" is not that of Yang et al.: see varla.layers.
+# The paper's four mechanisms. Its "DeltaNet" is not that of Yang et al.: see varla.layers.
 MECHANISMS = ("softmax", "linear", "deltanet-paper", "vla")
-CHANNEL = {"gate": "channel"}  # of the paper's DeltaNet, as its experiments had it
-_STUDENT = {  # by count
+CHANNEL = {"gate": "channel"}  # the paper's DeltaNet as in its experiments
+_STUDENT = {  # 97.5% quantiles of Student's t, by the number of values
     2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306,
     10: 2.262, 11: 2.228, 12: 2.201, 13: 2.179, 14: 2.160, 15: 2.145, 16: 2.131,
 }  # fmt: skip
-QUICK_PAIRS = 8  # the quick preset trains with as many, and without the paper's DeltaNet, which is slow on a CPU
+QUICK_PAIRS = 8  # the quick preset trains at this n only, and not the paper's DeltaNet, which is slow on a CPU
 QUICK_TRAIN = {"steps": 1000, "lr": 1e-3}
+FAST = 1e-3  # a learning rate at which 1000 steps are enough; the paper's is 3e-4
 
 
 def paper_run(
@@ -32,10 +34,10 @@ def paper_run(
     model: Mapping[str, Any] | None = None,
     own_rate: bool = False,
 ) -> Train | None:
-    """A run of the paper's protocol. At the quick preset: 1000 steps at 1e-3, or None where that is too much work.
+    """A run of the paper's protocol. The quick preset takes 1000 steps at 1e-3, or returns None if that is too slow.
 
-    (At 3e-4, the paper's rate, a thousand steps are too few for most seeds.) `own_rate`: the quick preset keeps it, and
-    how often it evaluates.
+    (1000 steps at the paper's 3e-4 are too few for most seeds.) With `own_rate`, the quick preset keeps the learning
+    rate and the evaluation interval.
     """
     rare = {"eval_every": max(1, steps // 5), "checkpoint_every": steps, "graph": not preset.quick}
     schedule = {"steps": steps, **rare, **(train or {})}
@@ -54,80 +56,76 @@ def paper_run(
 
 
 def made(runs: Sequence[Train | None]) -> list[Train]:
-    """Without those that the preset leaves out."""
+    """The runs that the preset makes: without the None entries."""
     return [run for run in runs if run is not None]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Values over seeds."""
+    """One value per seed."""
 
     values: tuple[float, ...]
 
     @property
     def mean(self) -> float:
-        """Their mean."""
+        """The mean."""
         return sum(self.values) / len(self.values)
 
     @property
     def low(self) -> float:
-        """The least."""
+        """The smallest value."""
         return min(self.values)
 
     @property
     def high(self) -> float:
-        """The greatest."""
+        """The largest value."""
         return max(self.values)
 
     @property
     def deviation(self) -> float:
-        """Standard deviation, of the sample; 0 for one value."""
+        """The sample's standard deviation; 0 for one value."""
         n = len(self.values)
         return math.sqrt(sum((x - self.mean) ** 2 for x in self.values) / (n - 1)) if n > 1 else 0.0
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95% confidence interval of the mean, by Student's t; without spread, or of one value, a point."""
+        """The 95% confidence interval of the mean, by Student's t; a point for one value."""
         half = _STUDENT.get(len(self.values), 1.96) * self.deviation / math.sqrt(len(self.values))
         return self.mean - half, self.mean + half
 
     def finding(self, verdict: str, note: str = "") -> Finding:
-        """As a finding."""
+        """A finding with this mean and spread."""
         return Finding(verdict, self.mean, self.low, self.high, len(self.values), note)
 
 
 def sample(results: Results, runs: Sequence[Train | None], name: str = "eval") -> Sample | None:
-    """The accuracies of runs that differ in their seeds; None unless all of them are there."""
+    """The accuracies of runs that differ in their seeds; None unless all have a record."""
     found = results.accuracies(runs, name)
     return Sample(tuple(found)) if found and len(found) == len(runs) else None
 
 
 Seeds = Callable[[Preset], Sequence[Train | None]]
-Why = Callable[[Results, Preset], str]  # what other runs say about a number that did not come out
+Why = Callable[[Results, Preset], str]  # explains, by other runs, why a number was not reproduced
 
 
 def within(
     runs: Seeds, paper: float, margin: float, name: str = "eval", conditions: str = "", why: Why | None = None
 ) -> Judge:
-    """A judge: reproduced if the mean over seeds is within `margin` of the paper's value; with `conditions`, so."""
+    """A judge: reproduced if the mean over seeds is within `margin` of the paper's value.
+
+    `conditions`, if any, make that "reproduced with conditions".
+    """
     return _judge(runs, name, lambda mean: abs(mean - paper) <= margin, conditions, why)
 
 
 def at_least(runs: Seeds, least: float, name: str = "eval", conditions: str = "") -> Judge:
-    """A judge: reproduced if the mean over seeds reaches `least`; with `conditions`, so."""
+    """A judge: reproduced if the mean over seeds is at least `least`. `conditions` as for `within`."""
     return _judge(runs, name, lambda mean: mean >= least, conditions)
-
-
-def conditions_of(mechanism: str) -> str:
-    """What the paper's numbers for a mechanism need and its text does not say."""
-    return "with the output norm that the text leaves out" if mechanism == "vla" else ""
 
 
 def _judge(runs: Seeds, name: str, good: Callable[[float], bool], conditions: str, why: Why | None = None) -> Judge:
     def judge(results: Results, preset: Preset) -> Finding:
-        found = sample(results, runs(preset), name)
-        if found is None:
-            return MISSING
+        found = need(sample(results, runs(preset), name))
         verdict = (CONDITIONAL if conditions else REPRODUCED) if good(found.mean) else NOT_REPRODUCED
         reason = why(results, preset) if why is not None and verdict == NOT_REPRODUCED else ""
         return found.finding(verdict, protocol(preset, "; ".join(part for part in (conditions, reason) if part)))
@@ -135,11 +133,34 @@ def _judge(runs: Seeds, name: str, good: Callable[[float], bool], conditions: st
     return judge
 
 
-FAST = 1e-3  # a learning rate at which 1000 steps are enough; the paper's is 3e-4
+def conditions_of(mechanism: str) -> str:
+    """What a mechanism needs for the paper's numbers although the paper's text does not say so."""
+    return "with the output norm that the text leaves out" if mechanism == "vla" else ""
+
+
+def accuracy_claim(
+    id: str,
+    where: str,
+    says: str,
+    paper: float,
+    margin: float,
+    mechanism: str,
+    runs: Seeds,
+    name: str = "eval",
+    why: Why | None = None,
+) -> Claim:
+    """A claim that a mechanism's accuracy, the mean over seeds, is within `margin` of the paper's."""
+    rule = f"mean over seeds within {margin:g} of the paper's"
+    return Claim(id, where, says, paper, rule, within(runs, paper, margin, name, conditions_of(mechanism), why))
+
+
+def margin(paper: float) -> float:
+    """How far an accuracy may be off: 0.03, or 0.1 if the paper's is neither near chance nor near 1."""
+    return 0.03 if paper < 0.2 or paper > 0.95 else 0.1
 
 
 def elsewhere(others: Mapping[str, Seeds], name: str = "eval") -> Why:
-    """What the same came to in other runs, by what is different about them."""
+    """The same accuracy in other runs; the keys say how those differ."""
 
     def why(results: Results, preset: Preset) -> str:
         if preset.quick:
@@ -151,8 +172,8 @@ def elsewhere(others: Mapping[str, Seeds], name: str = "eval") -> Why:
     return why
 
 
-def on_the_way(runs: Seeds, paper: float, mechanism: str) -> Why:
-    """Where the number lies on the way: means over seeds at the evaluations before and after it is reached."""
+def during_training(runs: Seeds, paper: float, mechanism: str) -> Why:
+    """When training passes the paper's number: the means over seeds just before and just after."""
 
     def why(results: Results, preset: Preset) -> str:
         points = curves(results, {mechanism: runs(preset)})
@@ -162,21 +183,21 @@ def on_the_way(runs: Seeds, paper: float, mechanism: str) -> Why:
             return ""
         a, b = below[-1], above[0]
         spread = f"seeds from {a['low']:.3f} to {a['high']:.3f}"
-        return f"on the way it is {a['y']:.3f} at step {a['x']} ({spread}) and {b['y']:.3f} at step {b['x']}"
+        return f"during training it is {a['y']:.3f} at step {a['x']} ({spread}) and {b['y']:.3f} at step {b['x']}"
 
     return why
 
 
 def protocol(preset: Preset, note: str) -> str:
-    """The note, with what the quick preset did otherwise."""
-    quick = f"quick preset: one seed, {QUICK_TRAIN['steps']} steps at most, at {QUICK_TRAIN['lr']:g}"
+    """The note; at the quick preset, with its protocol."""
+    quick = f"quick preset: one seed, at most {QUICK_TRAIN['steps']} steps at {QUICK_TRAIN['lr']:g}"
     return "; ".join(part for part in (note, quick if preset.quick else "") if part)
 
 
 def by_x(
     results: Results, runs: Mapping[tuple[str, float], Sequence[Train | None]], name: str = "eval"
 ) -> list[dict[str, Any]]:
-    """Points of a chart from the seeds of (series, x): mean, least and greatest."""
+    """Points of a chart, one for each (series, x): mean and spread over the seeds."""
     points = []
     for (series, x), each in runs.items():
         found = sample(results, each, name)
@@ -189,7 +210,7 @@ def by_x(
 def curves(
     results: Results, runs: Mapping[str, Sequence[Train | None]], metric: str = "eval/eval"
 ) -> list[dict[str, Any]]:
-    """Points of learning curves, by series: over the seeds, mean, least and greatest at every step that all have."""
+    """Points of learning curves, by series: mean and spread over the seeds at every step that all seeds have."""
     points = []
     for series, each in runs.items():
         found = [dict(results.curve(run, metric)) for run in each if results.get(run) is not None]

@@ -1,11 +1,11 @@
-"""What runs left: one small JSON file an item and preset. Reports are drawn from these."""
+"""Results of runs, kept as one small JSON file per preset and item. Reports are drawn from these files alone."""
 
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from reproduction.runs import Run, Train
 from varla.outcomes import DIVERGED, FINISHED
@@ -13,7 +13,19 @@ from varla.training import RunConfig
 from varla.training.run import write_aside
 
 Record = dict[str, Any]
-_DIGITS = 6  # significant ones of every number kept: more would be noise, and files several times as large
+T = TypeVar("T")
+_DIGITS = 6  # significant digits of a number: more are noise, and make the files several times as large
+
+
+class NotRun(LookupError):
+    """A claim needs a run that has no record."""
+
+
+def need(found: T | None) -> T:
+    """`found`, or NotRun if it is None."""
+    if found is None:
+        raise NotRun
+    return found
 
 
 @dataclass
@@ -23,34 +35,38 @@ class Results:
     records: dict[str, Record] = field(default_factory=dict)
 
     def get(self, run: Run | None) -> Record | None:
-        """The record of a run that ended, finished or diverged; None if there is none."""
+        """The record of a run that finished or diverged; None if there is no such record."""
         found = None if run is None else self.records.get(run.key)
         return found if found is not None and found["status"] in (FINISHED, DIVERGED) else None
 
     def value(self, run: Run | None) -> Any:
-        """What a measurement returned, None if it was not made."""
+        """The result of a measurement; None if it has no record."""
         found = self.get(run)
         return None if found is None else found.get("value")
 
+    def need(self, run: Run | None) -> Any:
+        """The result of a measurement; NotRun if it has no record."""
+        return need(self.value(run))
+
     def accuracy(self, run: Train | None, name: str = "eval") -> float | None:
-        """The last accuracy of a training run; 0 if it diverged, None if it was not run."""
+        """The last accuracy of a training run: 0 if it diverged, None if it has no record."""
         found = self.get(run)
         if found is None:
             return None
         return 0.0 if found["status"] == DIVERGED else found["final"].get(f"eval/{name}")
 
     def accuracies(self, runs: Iterable[Train | None], name: str = "eval") -> list[float]:
-        """The last accuracies of those that were run."""
+        """The last accuracies of the runs that have a record."""
         return [x for x in (self.accuracy(run, name) for run in runs) if x is not None]
 
     def curve(self, run: Train | None, metric: str = "eval/eval") -> list[tuple[int, float]]:
-        """(step, value) of what was logged; empty if the run was not made."""
+        """(step, value) of a logged metric; empty if the run has no record."""
         found = self.get(run) or {}
         return [(int(step), float(value)) for step, value in found.get("curves", {}).get(metric, [])]
 
 
 def of_training(run: Train, record: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> Record:
-    """The part of a run's record that is kept, and its learning curves, thinned."""
+    """What is kept of a training run: a part of its record, and its learning curves with fewer points."""
     names = sorted({name for entry in metrics for name in entry if name == "loss" or name.startswith("eval/")})
     return {
         "key": run.key,
@@ -66,7 +82,7 @@ def of_training(run: Train, record: Mapping[str, Any], metrics: Sequence[Mapping
 
 
 def changed(config: RunConfig) -> dict[str, Any]:
-    """The settings that are not the defaults: enough to make the run again."""
+    """The settings that differ from the defaults, which is enough to make the run again."""
     usual, given = RunConfig().to_dict(), config.to_dict()
     train = {name: value for name, value in given["train"].items() if value != usual["train"][name]}
     own = {name: value for name, value in given.items() if name != "train" and value not in (usual[name], {})}
@@ -74,7 +90,7 @@ def changed(config: RunConfig) -> dict[str, Any]:
 
 
 def load(folder: Path, preset: str) -> Results:
-    """All records of a preset, whatever item they were made for. A damaged file is an error that names it."""
+    """All records of a preset, of all items. A damaged file is an error that names it."""
     found = Results()
     for path in sorted((folder / preset).glob("*.json")):
         try:
@@ -88,7 +104,7 @@ def load(folder: Path, preset: str) -> Results:
 
 
 def save(folder: Path, preset: str, item: str, runs: Iterable[Run], results: Results) -> Path:
-    """Write the records of an item's runs; those that there are none of are left out, and so is a file without any."""
+    """Write the records of an item's runs. Runs without a record are left out; no record at all writes no file."""
     surroundings: list[Any] = []
     kept = []
     for run in {run.key: run for run in runs}.values():
@@ -111,7 +127,7 @@ def save(folder: Path, preset: str, item: str, runs: Iterable[Run], results: Res
 
 
 def rounded(value: Any) -> Any:
-    """The same JSON value with shorter numbers. What is not finite becomes text: JSON has no word for it."""
+    """The same JSON value with rounded numbers. NaN and infinity become text, because JSON lacks them."""
     if isinstance(value, Mapping):
         return {key: rounded(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -122,7 +138,7 @@ def rounded(value: Any) -> Any:
 
 
 def _curve(metrics: Sequence[Mapping[str, Any]], name: str, most: int = 20) -> list[tuple[int, float]]:
-    """(step, value) of what was logged: every evaluation, and of the loss at most so many, the last among them."""
+    """(step, value) of a logged metric: every evaluation, or at most `most` losses, the last one included."""
     points = [(entry["step"], entry[name]) for entry in metrics if name in entry]
     step = max(1, -(-len(points) // most)) if name == "loss" else 1
     return points[::-1][::step][::-1]

@@ -1,4 +1,4 @@
-"""Work off the runs of experiments: what is recorded is not done again, and what was cut short goes on."""
+"""Make the runs of items. A recorded run is not made again, and an interrupted run continues."""
 
 import shutil
 import time
@@ -21,7 +21,7 @@ from varla.training.run import Run as RunFolder
 
 @dataclass
 class Outcome:
-    """What a call has done: how many runs were there before, made now, or are left; and what failed, with why."""
+    """How many runs were recorded before, made now, and are left; and which failed, with the reason."""
 
     results: Results
     before: int = 0
@@ -45,9 +45,9 @@ def reproduce(
     watch: Watch = lambda jobs: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Outcome:
-    """Run what the items need at this preset and is not in `reports` yet; records are written as they come.
+    """Make the items' runs at this preset that `reports` has no record of. Records are written after every run.
 
-    `runs`: folder of unfinished work. `minutes`: begin nothing new after so long, and stop what is under way, saved.
+    `runs` is the folder of unfinished runs. After `minutes`, nothing new starts, and running training stops and saves.
     """
     results = records.load(reports, preset.name)
     outcome = Outcome(results, before=sum(results.get(run) is not None for run in _every(items, preset, results)))
@@ -57,7 +57,7 @@ def reproduce(
         for item in items:
             records.save(reports, preset.name, item.name, wanted(item, preset, results), results)
 
-    for _ in range(2):  # what follows from the first runs comes second
+    for _ in range(2):  # the second time for runs that depend on the first ones
         missing = [run for run in _every(items, preset, results) if results.get(run) is None]
         try:
             _measure([run for run in missing if isinstance(run, Measure)], outcome, deadline, keep, say)
@@ -71,12 +71,12 @@ def reproduce(
 
 
 def wanted(item: Item, preset: Preset, results: Results) -> list[Run]:
-    """All that an item needs, as far as it is known."""
+    """All runs of an item that are known so far."""
     return [*item.runs(preset), *item.then(results, preset)]
 
 
 def _every(items: Sequence[Item], preset: Preset, results: Results) -> list[Run]:
-    """The same for several items, each run once."""
+    """All runs of several items, each once."""
     return list({run.key: run for item in items for run in wanted(item, preset, results)}.values())
 
 
@@ -87,7 +87,7 @@ def _measure(
     keep: Callable[[], None],
     say: Callable[[str], None],
 ) -> None:
-    """One after the other, in this process: most are short, and some take times."""
+    """Measure one after the other in this process: most are short, and some take times."""
     surroundings = environment.describe()
     for run in missing:
         if deadline is not None and time.monotonic() > deadline:
@@ -96,7 +96,7 @@ def _measure(
         try:
             with nullcontext() if run.timed else one_thread():
                 value = run.call()
-        except Exception as error:  # the others go on; this one is listed
+        except Exception as error:  # the others continue; this one is listed
             outcome.failed.append((run.label, _reason(error)))
             continue
         outcome.results.records[run.key] = {
@@ -116,7 +116,7 @@ def _measure(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Sums in the same order, whatever the machine's number of cores: numbers that come out the same again."""
+    """Use one thread, so that sums have one order and the numbers do not depend on the number of cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -161,10 +161,10 @@ def _train(
 
 
 class OutOfTime(Interrupted):
-    """The minutes are over."""
+    """The time is up."""
 
 
 def _reason(error: Exception) -> str:
-    """The last line of a traceback, and where it was."""
+    """The error, with the file and line where it arose."""
     where = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"

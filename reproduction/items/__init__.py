@@ -1,4 +1,8 @@
-"""All experiments, in the order of the paper. Another one is a module with an `ITEM` and one line here."""
+"""All items, in the order of the paper. A new item is a module with an `ITEM`, and one line here.
+
+Items share four modules: `recurrence` (random trajectories), `propositions` (tests of the theory), `norms` (norms of a
+model's memory) and `timing`.
+"""
 
 from collections.abc import Sequence
 
@@ -42,7 +46,7 @@ ITEMS: tuple[Item, ...] = (
 
 
 def choose(names: Sequence[str]) -> list[Item]:
-    """The items of these names, all if there are none. An unknown name is an error that lists what there is."""
+    """The items of these names; all if there are no names. An unknown name is an error that lists the known ones."""
     by_name = {item.name: item for item in ITEMS}
     for name in names:
         refuse_unknown("item", name, by_name)

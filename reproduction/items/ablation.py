@@ -1,21 +1,22 @@
-"""P11: what each part of VLA does: really run, with the row that the authors only predicted."""
+"""P11: what each part of VLA contributes, including the row that the authors only predicted."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from reproduction.claims import FALSE, MISSING, NOT_REPRODUCED, REPRODUCED, Claim, Finding, Item, Judge, Table
+from reproduction.claims import MISSING, Claim, Finding, Item, Judge, Table
 from reproduction.items import capacity, overload
-from reproduction.protocol import conditions_of, made, paper_run, protocol, sample, within
-from reproduction.records import Results
+from reproduction.protocol import accuracy_claim, made, paper_run, protocol, sample
+from reproduction.records import Results, need
 from reproduction.runs import Preset, Train
+from reproduction.verdicts import FALSE, NOT_REPRODUCED, REPRODUCED
 from varla.outcomes import DIVERGED
 
 SHORT, LONG = 1000, 3000
 FIXED = {"update_penalty": False}  # A stays I / lambda0 = 10 I
 PAIRS = (8, 16, 24, 48)
 HEAD_DIMS = (32, 64, 96, 128)
-# Variants beyond the paper's table, run at 16 and 24 pairs for 3000 steps.
+# Variants beyond the paper's table, at 16 and 24 pairs, 3000 steps.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "gain projection": {"gain": "projection"},
     "gain raw": {"gain": "raw"},
@@ -28,24 +29,24 @@ VARIANT_PAIRS = (16, 24)
 
 
 def seeds(preset: Preset, n: int, layer: Mapping[str, Any], steps: int = LONG) -> list[Train | None]:
-    """VLA with other layer options, with every seed."""
+    """VLA with other layer options, one run per seed."""
     task = {"name": "mqar", "n": n}
     return [paper_run(preset, "vla", seed, task, steps=steps, layer=layer) for seed in preset.seeds]
 
 
 def linear(preset: Preset, n: int) -> list[Train | None]:
-    """Linear attention with the output norm that VLA has here: else it is the norm that is compared."""
+    """Linear attention with the output norm that VLA has, so that the norm makes no difference."""
     task, layer = {"name": "mqar", "n": n}, {"output_norm": "layer"}
     return [paper_run(preset, "linear", seed, task, layer=layer) for seed in preset.seeds]
 
 
 def bare_keys(preset: Preset, head_dim: int) -> list[Train | None]:
-    """VLA without key normalisation, with heads of another size, at 16 pairs."""
+    """VLA without key normalisation at one head dimension, 16 pairs."""
     return seeds(preset, 16, {"normalize_key": False, "head_dim": head_dim}, SHORT)
 
 
 def runs(preset: Preset) -> Sequence[Train]:
-    """The table's rows, and the variants; full VLA and the baselines are runs of the capacity curve and of overload."""
+    """The table's rows and the variants. Full VLA and the baselines are runs of `capacity` and `overload`."""
     fixed = [each for n in PAIRS for steps in (SHORT, LONG) for each in seeds(preset, n, FIXED, steps)]
     bare = [each for size in HEAD_DIMS for each in bare_keys(preset, size)]
     other = [each for x in VARIANTS.values() for n in VARIANT_PAIRS for each in seeds(preset, n, x)]
@@ -56,7 +57,7 @@ def runs(preset: Preset) -> Sequence[Train]:
 
 
 def judge_fixed(results: Results, preset: Preset) -> Finding:
-    """Whether VLA with A fixed is linear attention: one n where they are far apart is a counter-example."""
+    """Whether VLA with A fixed is linear attention: one n where they differ is a counter-example."""
     found = []
     for n in PAIRS:
         fixed = sample(results, seeds(preset, n, FIXED))
@@ -67,14 +68,14 @@ def judge_fixed(results: Results, preset: Preset) -> Finding:
         return MISSING
     gap, _, fixed, _ = max(found, key=lambda each: each[0])
     if gap <= 0.1 and len(found) < len(PAIRS):
-        return MISSING  # one counter-example is enough; that there is none takes all
+        return MISSING  # one counter-example is enough, but only all n show that there is none
     note = "; ".join(f"n = {n}: A fixed {x.mean:.3f}, linear {y.mean:.3f}" for _, n, x, y in found)
     note = protocol(preset, f"both with the output norm; {note}")
     return fixed.finding(FALSE if gap > 0.1 else REPRODUCED, note)
 
 
 def judge_needed(results: Results, preset: Preset) -> Finding:
-    """Whether updating A helps: full VLA over A fixed, at the n where most is gained."""
+    """Whether updating A helps: full VLA against A fixed, at the n with the largest gain."""
     found = []
     for n in PAIRS:
         full, fixed = sample(results, capacity.seeds(preset, "vla", n)), sample(results, seeds(preset, n, FIXED))
@@ -90,15 +91,13 @@ def judge_needed(results: Results, preset: Preset) -> Finding:
 
 
 def judge_bare(head_dim: int) -> Judge:
-    """Whether training without key normalisation ends in a loss that is not a number."""
+    """Whether training without key normalisation diverges."""
 
     def judge(results: Results, preset: Preset) -> Finding:
-        found = [results.get(each) for each in bare_keys(preset, head_dim)]
-        if any(each is None for each in found):
-            return MISSING
-        ended = [each for each in found if each is not None and each["status"] == DIVERGED]
-        right = sample(results, bare_keys(preset, head_dim))
-        note = f"{len(ended)} of {len(found)} runs diverged; accuracy {right.mean:.3f}" if right else ""
+        found = [need(results.get(each)) for each in bare_keys(preset, head_dim)]
+        right = need(sample(results, bare_keys(preset, head_dim)))
+        ended = [each for each in found if each["status"] == DIVERGED]
+        note = f"{len(ended)} of {len(found)} runs diverged; accuracy {right.mean:.3f}"
         if ended:
             note += f"; {ended[0]['message']}"
         share = len(ended) / len(found)
@@ -108,33 +107,23 @@ def judge_bare(head_dim: int) -> Judge:
 
 
 def _row(name: str, n: int, paper: float) -> Claim:
-    return Claim(
-        id=f"P11-{name}-{n}",
-        where="table of ablations, 1000 steps",
-        says=f"{name}: accuracy {paper:g} at n = {n}",
-        paper=paper,
-        rule="mean over seeds within 0.03 of the paper's after 1000 steps",
-        judge=within(
-            partial(overload.seeds, mechanism=name, n=n),
-            paper,
-            0.03,
-            conditions=conditions_of(name),
-            why=overload.why(name, n),
-        ),
-    )
+    every, why = partial(overload.seeds, mechanism=name, n=n), overload.why(name, n)
+    said = f"{name}: accuracy {paper:g} at n = {n}"
+    return accuracy_claim(f"P11-{name}-{n}", "table of ablations, 1000 steps", said, paper, 0.03, name, every, why=why)
 
 
 CLAIMS = [
     _row("vla", 16, 0.990),
     _row("vla", 48, 0.044),
     *(
-        Claim(
-            id=f"P11-fixed-{n}",
-            where="table of ablations: predicted, never run by the authors",
-            says=f"with A fixed at 10 I, accuracy is about {paper:g} at n = {n} after 1000 steps",
-            paper=paper,
-            rule="mean over seeds within 0.03 of the paper's",
-            judge=within(partial(seeds, n=n, layer=FIXED, steps=SHORT), paper, 0.03, conditions=conditions_of("vla")),
+        accuracy_claim(
+            f"P11-fixed-{n}",
+            "table of ablations: predicted by the authors, not run",
+            f"with A fixed at 10 I, accuracy is about {paper:g} at n = {n} after 1000 steps",
+            paper,
+            0.03,
+            "vla",
+            partial(seeds, n=n, layer=FIXED, steps=SHORT),
         )
         for n, paper in ((16, 0.091), (48, 0.043))
     ),
@@ -144,7 +133,7 @@ CLAIMS = [
         says="fixing A reduces VLA to linear attention",
         paper="the same accuracy",
         rule="false if they differ by more than 0.1 at any n, both with the output norm (3000 steps)",
-        judge=judge_fixed,
+        decide=judge_fixed,
     ),
     Claim(
         id="P11-penalty-needed",
@@ -152,7 +141,7 @@ CLAIMS = [
         says="the penalty geometry, not just the residual error, is the source of the improvement",
         paper="A matters",
         rule="reproduced if updating A gains more than 0.1 at some n (3000 steps)",
-        judge=judge_needed,
+        decide=judge_needed,
     ),
     *(
         Claim(
@@ -161,7 +150,7 @@ CLAIMS = [
             says=f"without key normalisation the loss becomes NaN at head dimension {size}",
             paper="NaN",
             rule="reproduced if at least half of the runs diverge (16 pairs, 1000 steps)",
-            judge=judge_bare(size),
+            decide=judge_bare(size),
         )
         for size in (96, 128)
     ),
@@ -173,7 +162,7 @@ CLAIMS = [
 
 
 def tables(results: Results, preset: Preset) -> list[Table]:
-    """The variants, and heads of other sizes without key normalisation."""
+    """The variants, and head dimensions without key normalisation."""
 
     def mean(every: Sequence[Train | None]) -> float | None:
         found = sample(results, every)
@@ -196,9 +185,9 @@ ITEM = Item(
     number="P11",
     title="Ablations",
     about=(
-        "The paper's table of ablations has a row that was predicted and not run (A fixed), and a row for lack of key "
-        "normalisation without a number. Both are run here, and with them what the text leaves open: the gain, the "
-        "scale of u, the refresh, the normaliser and the output norm."
+        "The paper's table of ablations has a row that was predicted and not run (A fixed), and a row without a number "
+        "(no key normalisation). Both are run here. So is what the text leaves open: the gain, the scale of u, the "
+        "refresh, the normaliser and the output norm."
     ),
     claims=CLAIMS,
     runs=runs,

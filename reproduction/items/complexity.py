@@ -5,22 +5,11 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from reproduction.claims import (
-    CONDITIONAL,
-    FALSE,
-    MISSING,
-    NOT_REPRODUCED,
-    REPRODUCED,
-    Claim,
-    Figure,
-    Finding,
-    Item,
-    Judge,
-    Table,
-)
+from reproduction.claims import Claim, Figure, Finding, Item, Judge, Table
 from reproduction.items import timing
-from reproduction.records import Results
+from reproduction.records import Results, need
 from reproduction.runs import Measure, Preset
+from reproduction.verdicts import CONDITIONAL, FALSE, NOT_REPRODUCED, REPRODUCED
 from varla.layers import build
 
 MECHANISMS = timing.MECHANISMS
@@ -116,9 +105,7 @@ def runs(preset: Preset) -> Sequence[Measure]:
 
 def judge_fixed(results: Results, preset: Preset) -> Finding:
     """Fixed states, independent of T, of three mechanisms; and softmax attention's cache, which grows."""
-    found = {name: results.value(size_run(name)) for name in MECHANISMS}
-    if any(value is None for value in found.values()):
-        return MISSING
+    found = {name: results.need(size_run(name)) for name in MECHANISMS}
     fixed = all(len(set(found[name]["bytes"])) == 1 for name in MECHANISMS if name != "softmax")
     grows = found["softmax"]["bytes"][-1] / found["softmax"]["bytes"][0]
     shown = ", ".join(f"{name} {found[name]['bytes'][-1]:,}" for name in MECHANISMS)
@@ -129,9 +116,7 @@ def judge_fixed(results: Results, preset: Preset) -> Finding:
 
 def judge_cache(results: Results, preset: Preset) -> Finding:
     """The footnote's 52 GB."""
-    half, full, vla = (results.value(run) for run in (cache_run("fp16"), cache_run("fp32"), LARGE_VLA))
-    if half is None or full is None or vla is None:
-        return MISSING
+    half, full, vla = (results.need(run) for run in (cache_run("fp16"), cache_run("fp32"), LARGE_VLA))
     ours = {"fp16": half / 1e9, "fp32": full / 1e9}
     close = [width for width, size in ours.items() if abs(size - PAPER_CACHE) < 1]
     note = (
@@ -153,9 +138,8 @@ def judge_factor(mechanism: str, paper: float) -> Judge:
 
     def judge(results: Results, preset: Preset) -> Finding:
         run = factor_run(preset, "reference")
-        loop, best, found = ratios(results, preset, "reference"), ratios(results, preset, "auto"), results.value(run)
-        if loop is None or best is None or found is None:
-            return MISSING
+        loop, best = (need(ratios(results, preset, backend)) for backend in ("reference", "auto"))
+        found = results.need(run)
         good = loop[mechanism] <= 1.2 * paper
         note = (
             f"forward over linear attention's, both as a loop over {run.arguments['T']} tokens, {found['name']}; each "

@@ -3,22 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from reproduction.claims import (
-    CONDITIONAL,
-    FALSE,
-    MISSING,
-    NOT_REPRODUCED,
-    REPRODUCED,
-    Claim,
-    Figure,
-    Finding,
-    Item,
-    Judge,
-    Table,
-)
+from reproduction.claims import MISSING, Claim, Figure, Finding, Item, Judge, Table
 from reproduction.protocol import Sample, made, sample
 from reproduction.records import Results
 from reproduction.runs import Preset, Train
+from reproduction.verdicts import CONDITIONAL, FALSE, NOT_REPRODUCED, REPRODUCED
 
 # What is compared: mechanism and layer options, on top of the preset `tuned`, whose convolution and norm all share.
 CONTENDERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -245,7 +234,7 @@ ITEM = Item(
                 "the 95% interval of the difference over all points is above 0, and at no point is VLA below by more "
                 "than 0.02 with 95% intervals over seeds that do not meet; with conditions, if some are so far above"
             ),
-            judge=judge_over("vla", "deltanet", NOT_REPRODUCED, against_the_papers_own),
+            decide=judge_over("vla", "deltanet", NOT_REPRODUCED, against_the_papers_own),
         ),
         Claim(
             id="P18-vla-softmax",
@@ -253,7 +242,7 @@ ITEM = Item(
             says="VLA recalls more than softmax attention",
             paper="1.000 against 0.081 at n = 24",
             rule="the same, against softmax; false otherwise",
-            judge=judge_over("vla", "softmax", FALSE),
+            decide=judge_over("vla", "softmax", FALSE),
         ),
         Claim(
             id="P18-penalty",
@@ -261,7 +250,7 @@ ITEM = Item(
             says="updating A helps VLA to recall",
             paper="0.990 against 0.091 at n = 16 (predicted)",
             rule="the same, against VLA with A fixed",
-            judge=judge_over("vla", "vla, A fixed", NOT_REPRODUCED),
+            decide=judge_over("vla", "vla, A fixed", NOT_REPRODUCED),
         ),
     ],
     runs=runs,

@@ -7,23 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reproduction.claims import (
-    CONDITIONAL,
-    FALSE,
-    MISSING,
-    NOT_REPRODUCED,
-    REPRODUCED,
-    Claim,
-    Figure,
-    Finding,
-    Item,
-    Judge,
-    Table,
-)
+from reproduction.claims import Claim, Figure, Finding, Item, Judge, Table
 from reproduction.items.jacobian import DIMENSIONS, FITTED_SCALE, PAPER_V2
 from reproduction.items.recurrence import Inputs, draw, trajectory
 from reproduction.records import Results
 from reproduction.runs import Measure, Preset
+from reproduction.verdicts import CONDITIONAL, FALSE, NOT_REPRODUCED, REPRODUCED
 from varla.ops.reference import outer
 
 PAPER_GROWTH = {32: 1.7e18, 64: 1.8e28, 96: 6.1e32, 128: 3.7e35}  # the norm, to the power of 25
@@ -86,9 +75,7 @@ def runs(preset: Preset) -> Sequence[Measure]:
 def judge_bound(results: Results, preset: Preset) -> Finding:
     """|dL/dS_0| <= |dL/dS_T|, for any gradient at all."""
     asked = normalised(preset)
-    found = [results.value(each) for each in asked]
-    if any(value is None for value in found):
-        return MISSING
+    found = [results.need(each) for each in asked]
     most, where = -math.inf, ""
     for each, value in zip(asked, found, strict=True):
         for T, greatest in zip(value["horizons"], value["greatest"], strict=True):
@@ -105,12 +92,10 @@ def judge_bound(results: Results, preset: Preset) -> Finding:
 def judge_vanishing(results: Results, preset: Preset) -> Finding:
     """Gradients do not vanish, by what is left of random ones at the longest horizon."""
     usual, spread = (
-        [results.value(run(preset, d, "v3", **options)) for d in DIMENSIONS]
+        [results.need(run(preset, d, "v3", **options)) for d in DIMENSIONS]
         for options in ({}, {"feature_map": "identity"})
     )
-    fixed = results.value(run(preset, 32, "v3", penalty="none"))
-    if fixed is None or any(value is None for value in (*usual, *spread)):
-        return MISSING
+    fixed = results.need(run(preset, 32, "v3", penalty="none"))
     left, apart = (10 ** min(value["random"][-1] for value in values) for values in (usual, spread))
     note = (
         f"what is left of random gradients after {HORIZONS[-1]} tokens, at the dimension that keeps least; with keys "
@@ -125,9 +110,7 @@ def judge_explosion(d: int) -> Judge:
 
     def judge(results: Results, preset: Preset) -> Finding:
         asked = run(preset, d, "v2", **AS_FITTED)
-        found, usual = results.value(asked), results.value(run(preset, d, "v2"))
-        if found is None or usual is None:
-            return MISSING
+        found, usual = results.need(asked), results.need(run(preset, d, "v2"))
         i = found["horizons"].index(25)
         seeds = found["random by seed"][i]
         paper = math.log10(PAPER_GROWTH[d])
@@ -145,9 +128,7 @@ def judge_explosion(d: int) -> Judge:
 
 def judge_overflow(results: Results, preset: Preset) -> Finding:
     """Without normalisation float32 overflows, in a training sequence of 25 tokens (mqar, n = 8), at d = 96."""
-    found = results.value(run(preset, 96, "v2"))
-    if found is None:
-        return MISSING
+    found = results.need(run(preset, 96, "v2"))
     i = found["horizons"].index(25)
     largest = math.log10(torch.finfo(torch.float32).max)
     small = results.value(run(preset, 32, "v2"))

@@ -5,23 +5,11 @@ from typing import Any
 
 import torch
 
-from reproduction.claims import (
-    CONDITIONAL,
-    FALSE,
-    MISSING,
-    NOT_REPRODUCED,
-    REPRODUCED,
-    Claim,
-    Figure,
-    Finding,
-    Item,
-    Judge,
-    Table,
-    Value,
-)
+from reproduction.claims import Claim, Figure, Finding, Item, Judge, Table, Value
 from reproduction.items.recurrence import Inputs, spectral_norm, trajectory, transition, unit_norm
 from reproduction.records import Results
 from reproduction.runs import Measure, Preset
+from reproduction.verdicts import CONDITIONAL, FALSE, NOT_REPRODUCED, REPRODUCED
 
 DIMENSIONS = (32, 64, 96, 128)
 PAPER_V2 = {32: 5.36, 64: 13.50, 96: 20.48, 128: 26.47}
@@ -126,9 +114,7 @@ def runs(preset: Preset) -> Sequence[Measure]:
 def judge_unit(results: Results, preset: Preset) -> Finding:
     """Proposition 2, by the greatest norm that unit vectors gave."""
     asked = [along(preset, d, "v3", penalty=penalty) for d in DIMENSIONS for penalty in ("root", "unit")]
-    found = [results.value(run) for run in asked]
-    if any(value is None for value in found):
-        return MISSING
+    found = [results.need(run) for run in asked]
     greatest, run = max(
         ((value["greatest"], run) for value, run in zip(found, asked, strict=True)), key=lambda pair: pair[0]
     )
@@ -146,9 +132,7 @@ def judge_unit(results: Results, preset: Preset) -> Finding:
 
 def judge_orthogonal(results: Results, preset: Preset) -> Finding:
     """The appendix's step: 1 for orthogonal vectors."""
-    found = results.value(EXTREMES)
-    if found is None:
-        return MISSING
+    found = results.need(EXTREMES)
     verdict = REPRODUCED if abs(found["orthogonal"] - 1) <= 1e-6 else FALSE
     note = f"k = e1, a = e2: the golden ratio {unit_norm(0):.4f}; for a = k it is {found['equal']:.4f}, not 2"
     return Finding(verdict, found["orthogonal"], note=note)
@@ -159,9 +143,7 @@ def judge_normalised(d: int) -> Judge:
 
     def judge(results: Results, preset: Preset) -> Finding:
         run = along(preset, d, "v3", penalty="root")
-        late, start = results.value(run), results.value(fresh(d, "v3"))
-        if late is None or start is None:
-            return MISSING
+        late, start = results.need(run), results.need(fresh(d, "v3"))
         ours, low, high = late["mean"][-1], late["low"][-1], late["high"][-1]
         count = run.arguments["rows"]
         if abs(ours - 1) <= 1e-3:
@@ -178,9 +160,7 @@ def judge_unnormalised(d: int) -> Judge:
 
     def judge(results: Results, preset: Preset) -> Finding:
         run = conditions(preset)[next(iter(CONDITIONS)), d]
-        found, fit = results.value(run), results.value(fitted(d))
-        if found is None or fit is None:
-            return MISSING
+        found, fit = results.need(run), results.need(fitted(d))
         paper, ours = PAPER_V2[d], found["mean"]
         inside = [t for t, x in zip(found["steps"], ours, strict=True) if abs(x - paper) <= 0.1 * paper]
         if len(inside) == len(ours):
@@ -199,9 +179,7 @@ def judge_unnormalised(d: int) -> Judge:
 def judge_growth(results: Results, preset: Preset) -> Finding:
     """Growth in proportion to d / lambda0, by the ratio of the norms at d = 128 and 32, early and late."""
     name = next(iter(CONDITIONS))
-    found = {d: results.value(conditions(preset)[name, d]) for d in (32, 128)}
-    if any(value is None for value in found.values()):
-        return MISSING
+    found = {d: results.need(conditions(preset)[name, d]) for d in (32, 128)}
     early, late = (found[128]["mean"][i] / found[32]["mean"][i] for i in (0, -1))
     last = found[32]["steps"][-1]
     scale = found[32]["mean"][0] / (32 / LAMBDA0)

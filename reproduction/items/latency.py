@@ -4,21 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reproduction.claims import (
-    CONDITIONAL,
-    MISSING,
-    NOT_REPRODUCED,
-    REPRODUCED,
-    Claim,
-    Figure,
-    Finding,
-    Item,
-    Table,
-    Value,
-)
+from reproduction.claims import MISSING, Claim, Figure, Finding, Item, Table, Value
 from reproduction.items import timing
 from reproduction.records import Results
 from reproduction.runs import Measure, Preset
+from reproduction.verdicts import CONDITIONAL, NOT_REPRODUCED, REPRODUCED
 
 MECHANISMS = timing.MECHANISMS
 SHORT = (128, 256, 512, 1024, 2048)  # the paper's
@@ -171,9 +161,7 @@ def judge_short(results: Results, preset: Preset) -> Finding:
 def judge_speedup(results: Results, preset: Preset) -> Finding:
     """The fastest form over the loop."""
     run = speed_run(preset)
-    found = results.value(run)
-    if found is None:
-        return MISSING
+    found = results.need(run)
     ours = found["seconds"]["loop"] / found["seconds"]["best"]
     good = CONDITIONAL if preset.quick else REPRODUCED
     note = f"at T = {run.arguments['T']}, four heads of 32, {found['name']}: {1e3 * found['seconds']['best']:.2f} ms"

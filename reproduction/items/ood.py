@@ -1,27 +1,28 @@
-"""P10: keys that were never keys in training."""
+"""P10: recall with keys that were never keys in training."""
 
 from collections.abc import Sequence
 from functools import partial
 
-from reproduction.claims import MISSING, NOT_REPRODUCED, REPRODUCED, Claim, Figure, Finding, Item, Judge
+from reproduction.claims import MISSING, Claim, Figure, Finding, Item, Judge
 from reproduction.protocol import (
     FAST,
     MECHANISMS,
     Why,
+    accuracy_claim,
     by_x,
-    conditions_of,
     elsewhere,
     made,
     paper_run,
     sample,
-    within,
 )
-from reproduction.records import Results
+from reproduction.records import Results, need
 from reproduction.runs import Preset, Train
+from reproduction.verdicts import NOT_REPRODUCED, REPRODUCED
 
+WHERE = "table of out-of-distribution keys"
 PAIRS = (8, 16, 24)
 SHORT, LONG = 1000, 3000
-# (accuracy on keys seen in training, on others), seed 42, 1000 steps.
+# (accuracy on keys seen in training, accuracy on new keys), seed 42, 1000 steps.
 PAPER = {
     "softmax": {8: (0.146, 0.144), 16: (0.094, 0.085), 24: (0.070, 0.062)},
     "linear": {8: (0.146, 0.148), 16: (0.093, 0.086), 24: (0.070, 0.064)},
@@ -31,7 +32,7 @@ PAPER = {
 
 
 def seeds(preset: Preset, mechanism: str, n: int, steps: int = SHORT) -> list[Train | None]:
-    """Training runs on keys 0 to 63, with every seed."""
+    """Training runs on keys 0 to 63, one per seed."""
     return [paper_run(preset, mechanism, seed, {"name": "mqar-ood", "n": n}, steps=steps) for seed in preset.seeds]
 
 
@@ -42,22 +43,20 @@ def fast(preset: Preset, n: int) -> list[Train | None]:
 
 
 def runs(preset: Preset) -> Sequence[Train]:
-    """All mechanisms at the paper's 1000 steps, and VLA at 3000 or at a larger rate, where those may be too few."""
+    """All mechanisms with the paper's 1000 steps, and VLA also with 3000 steps and with a larger learning rate."""
     short = [each for name in MECHANISMS for n in PAIRS for each in seeds(preset, name, n)]
     return made([*short, *(each for n in PAIRS for each in (*seeds(preset, "vla", n, LONG), *fast(preset, n)))])
 
 
 def judge_drop(n: int) -> Judge:
-    """Whether a trained VLA loses accuracy on new keys as the paper has it: judged where it has learnt the old ones."""
+    """Whether VLA loses as much accuracy on new keys as in the paper, once it has learned the seen ones."""
     before, after = PAPER["vla"][n]
 
     def judge(results: Results, preset: Preset) -> Finding:
         found = MISSING
         for steps in (SHORT, LONG):
             runs = seeds(preset, "vla", n, steps)
-            old, new = sample(results, runs, "id"), sample(results, runs, "ood")
-            if old is None or new is None:
-                return MISSING
+            old, new = need(sample(results, runs, "id")), need(sample(results, runs, "ood"))
             learnt, drop = old.mean >= 0.95, old.mean - new.mean
             note = f"seen keys {old.mean:.3f}, new keys {new.mean:.3f}, after {steps} steps"
             verdict = REPRODUCED if learnt and abs(drop - (before - after)) <= 0.1 else NOT_REPRODUCED
@@ -70,15 +69,15 @@ def judge_drop(n: int) -> Judge:
 
 
 def quicker(results: Results, preset: Preset, n: int) -> str:
-    """What a larger learning rate gives, for a note."""
+    """The accuracies at a larger learning rate, for a note."""
     old, new = (sample(results, fast(preset, n), name) for name in ("id", "ood"))
     if preset.quick or old is None or new is None:
         return ""
-    return f"; with a rate of {FAST:g}, seen keys {old.mean:.3f}, new keys {new.mean:.3f} after {SHORT} steps"
+    return f"; with learning rate {FAST:g}, seen keys {old.mean:.3f}, new keys {new.mean:.3f} after {SHORT} steps"
 
 
 def why(name: str, n: int) -> Why:
-    """What a larger rate and more steps give, on seen ("id") or new keys ("ood")."""
+    """The accuracy at a larger learning rate and after more steps, on seen ("id") or new keys ("ood")."""
     others = {
         f"with a learning rate of {FAST:g} instead of 3e-4": partial(fast, n=n),
         f"after {LONG} steps": partial(seeds, mechanism="vla", n=n, steps=LONG),
@@ -92,31 +91,21 @@ def claims() -> list[Claim]:
     for mechanism, values in PAPER.items():
         for n, pair in values.items():
             for name, kind, paper in zip(("id", "ood"), ("seen", "new"), pair, strict=True):
+                said = f"{mechanism}, n = {n}, {kind} keys: accuracy {paper:g} after {SHORT} steps"
                 found.append(
-                    Claim(
-                        id=f"P10-{mechanism}-{n}-{name}",
-                        where="table of out-of-distribution keys",
-                        says=f"{mechanism}, n = {n}, {kind} keys: accuracy {paper:g} after {SHORT} steps",
-                        paper=paper,
-                        rule="mean over seeds within 0.1 of the paper's; within 0.03 below 0.2",
-                        judge=within(
-                            partial(seeds, mechanism=mechanism, n=n),
-                            paper,
-                            0.03 if paper < 0.2 else 0.1,
-                            name,
-                            conditions_of(mechanism),
-                            why(name, n) if mechanism == "vla" else None,
-                        ),
+                    accuracy_claim(
+                        f"P10-{mechanism}-{n}-{name}", WHERE, said, paper, 0.03 if paper < 0.2 else 0.1, mechanism,
+                        partial(seeds, mechanism=mechanism, n=n), name, why(name, n) if mechanism == "vla" else None,
                     )
-                )
+                )  # fmt: skip
     found += [
         Claim(
             id=f"P10-drop-{n}",
-            where="table of out-of-distribution keys",
-            says=f"VLA loses {before - after:.3f} on keys never seen as keys, n = {n}",
+            where=WHERE,
+            says=f"VLA loses {before - after:.3f} on keys that were never keys in training, n = {n}",
             paper=before - after,
-            rule="seen keys at 0.95 after 1000 steps, or else 3000, and the drop within 0.1 of the paper's",
-            judge=judge_drop(n),
+            rule="seen keys reach 0.95 after 1000 or 3000 steps, and the drop is within 0.1 of the paper's",
+            decide=judge_drop(n),
         )
         for n, (before, after) in PAPER["vla"].items()
     ]
@@ -145,7 +134,7 @@ ITEM = Item(
     name="ood",
     number="P10",
     title="Out-of-distribution keys",
-    about="Trained with keys from tokens 0 to 63, asked with those and with keys from 64 to 126.",
+    about="Models are trained with keys from tokens 0 to 63, and tested with these and with keys from 64 to 126.",
     claims=claims(),
     runs=runs,
     figures=figures,

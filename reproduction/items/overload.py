@@ -3,22 +3,23 @@
 from collections.abc import Sequence
 from functools import partial
 
-from reproduction.claims import MISSING, NOT_REPRODUCED, REPRODUCED, Claim, Figure, Finding, Item, Judge
+from reproduction.claims import Claim, Figure, Finding, Item, Judge
 from reproduction.items import capacity, training_log
 from reproduction.protocol import (
     FAST,
     MECHANISMS,
     Why,
+    accuracy_claim,
     by_x,
-    conditions_of,
     elsewhere,
     made,
+    margin,
     paper_run,
     sample,
-    within,
 )
-from reproduction.records import Results
+from reproduction.records import Results, need
 from reproduction.runs import Preset, Train
+from reproduction.verdicts import NOT_REPRODUCED, REPRODUCED
 
 STEPS = 1000
 # The table of full results of the capacity curve: seed 42, 1000 steps.
@@ -31,22 +32,22 @@ PAPER = {
 
 
 def seeds(preset: Preset, mechanism: str, n: int) -> list[Train | None]:
-    """Training runs of 1000 steps, with every seed."""
+    """Training runs of 1000 steps, one per seed."""
     return [paper_run(preset, mechanism, seed, {"name": "mqar", "n": n}, steps=STEPS) for seed in preset.seeds]
 
 
 def fast(preset: Preset, mechanism: str, n: int) -> list[Train | None]:
-    """The same with a learning rate of 1e-3: is it the rate, or the number of steps?"""
+    """The same with learning rate 1e-3, to tell the effect of the rate from that of the steps."""
     task = {"name": "mqar", "n": n}
     return [paper_run(preset, mechanism, seed, task, steps=STEPS, train={"lr": FAST}) for seed in preset.seeds]
 
 
-# What the paper says is learnt in 1000 steps.
+# What 1000 steps are enough for, according to the paper.
 LEARNT = [(name, n) for name, values in PAPER.items() for n, paper in values.items() if paper > 0.2]
 
 
 def why(mechanism: str, n: int) -> Why | None:
-    """For those: what a larger rate and more steps give."""
+    """For those: the accuracy at a larger learning rate and after more steps."""
     if (mechanism, n) not in LEARNT:
         return None
     return elsewhere(
@@ -58,52 +59,41 @@ def why(mechanism: str, n: int) -> Why | None:
 
 
 def runs(preset: Preset) -> Sequence[Train]:
-    """All mechanisms at the table's n; the longer runs belong to the capacity curve and the training logs."""
+    """All mechanisms at the table's n, and longer runs, which the capacity curve and the training logs share."""
     short = [each for name, values in PAPER.items() for n in values for each in seeds(preset, name, n)]
     other = [each for name, n in LEARNT for each in (*fast(preset, name, n), *capacity.seeds(preset, name, n))]
     return made([*short, *training_log.seeds(preset, "vla", 24), *other])
 
 
-def judge_steps(least: float) -> Judge:
-    """Whether 1000 steps already give what 2000 do, less `least`."""
+def judge_steps(most_gain: float) -> Judge:
+    """Whether 2000 steps change the accuracy of 1000 steps by at most `most_gain`."""
 
     def judge(results: Results, preset: Preset) -> Finding:
-        short = sample(results, seeds(preset, "vla", 24))
-        long = sample(results, training_log.seeds(preset, "vla", 24))
-        if short is None or long is None:
-            return MISSING
+        short = need(sample(results, seeds(preset, "vla", 24)))
+        long = need(sample(results, training_log.seeds(preset, "vla", 24)))
         gain = long.mean - short.mean
         most = sample(results, capacity.seeds(preset, "vla", 24))
         more = "" if most is None else f", {most.mean:.3f} after 3000"
         note = f"accuracy {short.mean:.3f} after 1000 steps, {long.mean:.3f} after 2000{more}"
         quick = sample(results, fast(preset, "vla", 24))
-        note += "" if quick is None or preset.quick else f"; with a rate of {FAST:g}, {quick.mean:.3f} after 1000"
-        verdict = REPRODUCED if abs(gain) <= least and short.mean >= 0.95 else NOT_REPRODUCED
+        note += "" if quick is None or preset.quick else f"; {quick.mean:.3f} after 1000 with learning rate {FAST:g}"
+        verdict = REPRODUCED if abs(gain) <= most_gain and short.mean >= 0.95 else NOT_REPRODUCED
         return Finding(verdict, gain, count=len(short.values), note=note)
 
     return judge
 
 
-def margin(paper: float) -> float:
-    """As for the capacity curve."""
-    return capacity.margin(paper)
-
-
 CLAIMS = [
     *(
-        Claim(
-            id=f"P9-overload-{mechanism}-{n}",
-            where="table of full capacity results, 1000 steps, one seed",
-            says=f"{mechanism} recalls n = {n} pairs with accuracy {paper:g} after {STEPS} steps",
-            paper=paper,
-            rule=f"mean over seeds within {margin(paper):.2g} of the paper's",
-            judge=within(
-                partial(seeds, mechanism=mechanism, n=n),
-                paper,
-                margin(paper),
-                conditions=conditions_of(mechanism),
-                why=why(mechanism, n),
-            ),
+        accuracy_claim(
+            f"P9-overload-{mechanism}-{n}",
+            "table of full capacity results, 1000 steps, one seed",
+            f"{mechanism} recalls n = {n} pairs with accuracy {paper:g} after {STEPS} steps",
+            paper,
+            margin(paper),
+            mechanism,
+            partial(seeds, mechanism=mechanism, n=n),
+            why=why(mechanism, n),
         )
         for mechanism, values in PAPER.items()
         for n, paper in values.items()
@@ -114,7 +104,7 @@ CLAIMS = [
         says="VLA gains 0.006 from 1000 steps (0.994) to 2000 (1.000)",
         paper=0.006,
         rule="reproduced if accuracy after 1000 steps is at least 0.95 and 2000 change it by at most 0.05",
-        judge=judge_steps(0.05),
+        decide=judge_steps(0.05),
     ),
 ]
 
@@ -133,8 +123,8 @@ ITEM = Item(
     number="P9",
     title="Overload, and the effect of the step count",
     about=(
-        "The paper's table past capacity, trained for 1000 steps with one seed there and with all seeds here. Accuracy "
-        "jumps late and suddenly, so that 1000 steps are often too few at this learning rate."
+        "The paper's table beyond capacity: 1000 steps, with one seed in the paper and with all seeds here. Accuracy "
+        "rises late and suddenly, so 1000 steps are often too few at this learning rate."
     ),
     claims=CLAIMS,
     runs=runs,

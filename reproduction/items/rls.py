@@ -7,24 +7,12 @@ from typing import Any
 import torch
 
 import varla
-from reproduction.claims import (
-    CONDITIONAL,
-    FALSE,
-    MISSING,
-    NOT_REPRODUCED,
-    REPRODUCED,
-    Claim,
-    Figure,
-    Finding,
-    Item,
-    Judge,
-    Table,
-    Value,
-)
+from reproduction.claims import Claim, Figure, Finding, Item, Judge, Table, Value
 from reproduction.items.jacobian import DIMENSIONS, LAMBDA0
 from reproduction.items.recurrence import Inputs, draw, spectral_norm, trajectory
 from reproduction.records import Results
 from reproduction.runs import Measure, Preset
+from reproduction.verdicts import CONDITIONAL, FALSE, NOT_REPRODUCED, REPRODUCED
 from varla.ops.features import unit
 from varla.ops.reference import apply, dot, outer
 
@@ -114,9 +102,7 @@ def runs(preset: Preset) -> Sequence[Measure]:
 
 def judge_inverse(results: Results, preset: Preset) -> Finding:
     """A is the inverse of the penalty in both."""
-    found = [results.value(fit_run(preset, form)) for form in ("rls", "vla")]
-    if any(value is None for value in found):
-        return MISSING
+    found = [results.need(fit_run(preset, form)) for form in ("rls", "vla")]
     worst = max(value["A"] for value in found)
     note = "relative error of A against the inverse of lambda0 I + sum u u^T, 200 tokens, worse of the two"
     return Finding(REPRODUCED if worst <= 1e-8 else FALSE, worst, note=note)
@@ -124,9 +110,7 @@ def judge_inverse(results: Results, preset: Preset) -> Finding:
 
 def judge_source(results: Results, preset: Preset) -> Finding:
     """That the source of alpha is a difference."""
-    found = results.value(SOURCES)
-    if found is None:
-        return MISSING
+    found = results.need(SOURCES)
     note = "greatest relative difference: RLS's gain A_{t-1} k / (1 + k.A_{t-1} k) is A_t k, by Sherman-Morrison"
     differs = found["most"] > 1e-8
     return Finding(REPRODUCED if differs else FALSE, found["most"], note=note)
@@ -134,18 +118,14 @@ def judge_source(results: Results, preset: Preset) -> Finding:
 
 def judge_ridge(results: Results, preset: Preset) -> Finding:
     """Least squares is ridge regression."""
-    found = results.value(fit_run(preset, "rls"))
-    if found is None:
-        return MISSING
+    found = results.need(fit_run(preset, "rls"))
     note = "relative error of S against ridge regression on 200 pairs, by a linear solve"
     return Finding(REPRODUCED if found["ridge"] <= 1e-8 else FALSE, found["ridge"], note=note)
 
 
 def judge_objective(results: Results, preset: Preset) -> Finding:
     """VLA's S against the minimiser that it is said to be."""
-    found = results.value(fit_run(preset, "vla"))
-    if found is None:
-        return MISSING
+    found = results.need(fit_run(preset, "vla"))
     if found["objective"] <= 1e-8:
         return Finding(REPRODUCED, found["objective"])
     note = (
@@ -160,9 +140,7 @@ def judge_jacobian(form: str) -> Judge:
     """The table's Jacobian norms."""
 
     def judge(results: Results, preset: Preset) -> Finding:
-        found = {(d, m): results.value(jacobian_run(preset, d, form, m)) for d in DIMENSIONS for m in MAPS}
-        if any(value is None for value in found.values()):
-            return MISSING
+        found = {(d, m): results.need(jacobian_run(preset, d, form, m)) for d in DIMENSIONS for m in MAPS}
         greatest = max(value["greatest"] for value in found.values())
         first, last = (max(found[d, m]["mean"] for m in MAPS) for d in (DIMENSIONS[0], DIMENSIONS[-1]))
         note = f"greatest of all tokens and dimensions; mean {first:.2f} at d_h = 32, {last:.2f} at 128"
@@ -179,9 +157,7 @@ def judge_jacobian(form: str) -> Judge:
 
 def judge_explosion(results: Results, preset: Preset) -> Finding:
     """That least squares' gradients explode."""
-    found = [results.value(jacobian_run(preset, d, "rls", m)) for d in DIMENSIONS for m in MAPS]
-    if any(value is None for value in found):
-        return MISSING
+    found = [results.need(jacobian_run(preset, d, "rls", m)) for d in DIMENSIONS for m in MAPS]
     most, off = (max(value[name] for value in found) for name in ("product, greatest", "off lambda0 A"))
     note = (
         f"operator norm of the product of all steps, greatest of all: the product is lambda0 A_T (off by {off:.0e}), "
@@ -192,9 +168,7 @@ def judge_explosion(results: Results, preset: Preset) -> Finding:
 
 def judge_stable(results: Results, preset: Preset) -> Finding:
     """That VLA's gradients are stable for all d."""
-    found = [results.value(jacobian_run(preset, d, "v3", m)) for d in DIMENSIONS for m in MAPS]
-    if any(value is None for value in found):
-        return MISSING
+    found = [results.need(jacobian_run(preset, d, "v3", m)) for d in DIMENSIONS for m in MAPS]
     most = max(value["product, greatest"] for value in found)
     note = "operator norm of the product of all steps, greatest of all horizons; see also the growth of gradients"
     verdict = REPRODUCED if most <= 1 + 1e-6 else CONDITIONAL if most <= 10 else NOT_REPRODUCED

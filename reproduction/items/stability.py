@@ -6,22 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from reproduction.claims import (
-    CONDITIONAL,
-    MISSING,
-    NOT_REPRODUCED,
-    REPRODUCED,
-    Claim,
-    Figure,
-    Finding,
-    Item,
-    Table,
-)
+from reproduction.claims import Claim, Figure, Finding, Item, Table
 from reproduction.items import norms
 from reproduction.items.norms import TOKENS
 from reproduction.protocol import QUICK_TRAIN, Sample
-from reproduction.records import Results
+from reproduction.records import Results, need
 from reproduction.runs import Measure, Preset
+from reproduction.verdicts import CONDITIONAL, NOT_REPRODUCED, REPRODUCED
 
 MECHANISMS = ("linear", "deltanet-paper", "vla")
 
@@ -76,9 +67,7 @@ def most(name: str, low: int, high: float = math.inf) -> Callable[[Norms], float
 
 def judge_linear(results: Results, preset: Preset) -> Finding:
     """Linear attention's norm after a thousand tokens."""
-    found = values(results, preset, "linear", at(TOKENS))
-    if found is None:
-        return MISSING
+    found = need(values(results, preset, "linear", at(TOKENS)))
     close = 0.6 <= found.mean / 1630 <= 1.4
     return found.finding(REPRODUCED if close else NOT_REPRODUCED, "mean over heads; depends on the initial weights")
 
@@ -92,11 +81,9 @@ def straightness(norms: Norms) -> float:
 
 def judge_rate(results: Results, preset: Preset) -> Finding:
     """The rate of its growth to a thousand tokens, and how constant it is."""
-    found = values(results, preset, "linear", at(TOKENS))
-    straight = values(results, preset, "linear", straightness)
-    late = values(results, preset, "linear", lambda x: at(longest(preset))(x) / longest(preset))
-    if found is None or straight is None or late is None:
-        return MISSING
+    found = need(values(results, preset, "linear", at(TOKENS)))
+    straight = need(values(results, preset, "linear", straightness))
+    late = need(values(results, preset, "linear", lambda x: at(longest(preset))(x) / longest(preset)))
     rate = Sample(tuple(x / TOKENS for x in found.values))
     good = straight.low >= 0.99 and 0.6 <= rate.mean / 1.6 <= 1.4
     note = f"a straight line explains {straight.low:.2%} of it; {late.mean:.3g} a token over {longest(preset)} tokens"
@@ -105,9 +92,7 @@ def judge_rate(results: Results, preset: Preset) -> Finding:
 
 def judge_vla(results: Results, preset: Preset) -> Finding:
     """VLA's greatest norm in a thousand tokens."""
-    found = values(results, preset, "vla", most("|S|", 1, TOKENS))
-    if found is None:
-        return MISSING
+    found = need(values(results, preset, "vla", most("|S|", 1, TOKENS)))
     if found.mean < 15:
         return found.finding(REPRODUCED, "greatest in a thousand tokens, mean over heads")
     close = found.mean < 1.1 * 15
@@ -116,9 +101,7 @@ def judge_vla(results: Results, preset: Preset) -> Finding:
 
 def judge_ratio(results: Results, preset: Preset) -> Finding:
     """How much smaller VLA's norm is than linear attention's."""
-    linear, vla = (values(results, preset, name, at(TOKENS)) for name in ("linear", "vla"))
-    if linear is None or vla is None:
-        return MISSING
+    linear, vla = (need(values(results, preset, name, at(TOKENS))) for name in ("linear", "vla"))
     ratio = Sample(tuple(x / y for x, y in zip(linear.values, vla.values, strict=True)))
     good = 0.6 <= ratio.mean / 109 <= 1.4
     return ratio.finding(
@@ -128,9 +111,7 @@ def judge_ratio(results: Results, preset: Preset) -> Finding:
 
 def judge_penalty(results: Results, preset: Preset) -> Finding:
     """|A| at the start and after a thousand tokens."""
-    first, last = (values(results, preset, "vla", at(t, "|A|")) for t in (1, TOKENS))
-    if first is None or last is None:
-        return MISSING
+    first, last = (need(values(results, preset, "vla", at(t, "|A|"))) for t in (1, TOKENS))
     good = abs(first.mean - 56) <= 2 and 0.7 <= last.mean / 10 <= 1.4
     note = f"after {TOKENS} tokens; {first.mean:.1f} after one; {math.sqrt(32) * 10:.1f} before"
     return last.finding(REPRODUCED if good else NOT_REPRODUCED, note)
@@ -159,9 +140,7 @@ def line(x: Tensor, y: Tensor) -> Tensor:
 
 def judge_decay(results: Results, preset: Preset) -> Finding:
     """Whether |A| decays exponentially: which law fits best."""
-    found = [results.value(run(preset, "vla", seed)) for seed in preset.seeds]
-    if any(each is None for each in found):
-        return MISSING
+    found = [results.need(run(preset, "vla", seed)) for seed in preset.seeds]
     fits = [decays(each) for each in found]
     mean = {name: sum(fit[name] for fit in fits) / len(fits) for name in fits[0]}
     best = min(mean, key=lambda name: mean[name])
@@ -173,11 +152,9 @@ def judge_decay(results: Results, preset: Preset) -> Finding:
 def judge_plateau(results: Results, preset: Preset) -> Finding:
     """Whether S stabilises, and where."""
     end = longest(preset)
-    flat = values(results, preset, "vla", lambda x: at(end)(x) / at(end // 2)(x))
-    late, early = (values(results, preset, "vla", at(t)) for t in (end, TOKENS))
-    A = values(results, preset, "vla", at(end, "|A|"))
-    if flat is None or late is None or early is None or A is None:
-        return MISSING
+    flat = need(values(results, preset, "vla", lambda x: at(end)(x) / at(end // 2)(x)))
+    late, early = (need(values(results, preset, "vla", at(t))) for t in (end, TOKENS))
+    A = need(values(results, preset, "vla", at(end, "|A|")))
     verdict = NOT_REPRODUCED if flat.mean > 1.1 else REPRODUCED if late.mean <= 1.2 * early.mean else CONDITIONAL
     note = (
         f"|S| after {end} tokens, {flat.mean:.2f} times that after {end // 2}; but {late.mean / early.mean:.2f} times "
@@ -189,11 +166,9 @@ def judge_plateau(results: Results, preset: Preset) -> Finding:
 def judge_deltanet(results: Results, preset: Preset) -> Finding:
     """Whether the paper's DeltaNet stays bounded."""
     end = longest(preset, "deltanet-paper")
-    found = values(results, preset, "deltanet-paper", most("|S|", 1))
-    late = values(results, preset, "deltanet-paper", at(end))
-    vla = values(results, preset, "vla", at(end))
-    if found is None or late is None or vla is None:
-        return MISSING
+    found = need(values(results, preset, "deltanet-paper", most("|S|", 1)))
+    late = need(values(results, preset, "deltanet-paper", at(end)))
+    vla = need(values(results, preset, "vla", at(end)))
     verdict = REPRODUCED if found.mean < 15 else NOT_REPRODUCED
     times = vla.mean / late.mean
     note = f"greatest in {end} tokens; {late.mean:.2f} at the end, where VLA's is {times:.0f} times as large"
@@ -203,9 +178,7 @@ def judge_deltanet(results: Results, preset: Preset) -> Finding:
 def judge_trained(results: Results, preset: Preset) -> Finding:
     """The same bound in a model that was trained."""
     asked = trained_run(preset)
-    found = results.value(asked)
-    if found is None:
-        return MISSING
+    found = results.need(asked)
     ours, late = most("|S|", 1, TOKENS)(found), at(longest(preset))(found)
     note = (
         f"greatest in {TOKENS} tokens after {asked.arguments['steps']} steps of training (accuracy "

@@ -3,21 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from reproduction.claims import (
-    CONDITIONAL,
-    FALSE,
-    MISSING,
-    NOT_REPRODUCED,
-    REPRODUCED,
-    Claim,
-    Figure,
-    Finding,
-    Item,
-    Table,
-)
+from reproduction.claims import Claim, Figure, Finding, Item, Table
 from reproduction.items import propositions
 from reproduction.records import Results
 from reproduction.runs import Measure, Preset
+from reproduction.verdicts import CONDITIONAL, FALSE, NOT_REPRODUCED, REPRODUCED
 
 OFFSETS = (0.3, 0.1, 0.03, 0.01)
 EXACT = 1e-8  # relative, in float64
@@ -81,9 +71,7 @@ def runs(preset: Preset) -> Sequence[Measure]:
 
 def judge_inequality(results: Results, preset: Preset) -> Finding:
     """|S_t| <= sum of residuals."""
-    found = results.value(state_run(preset))
-    if found is None:
-        return MISSING
+    found = results.need(state_run(preset))
     note = (
         f"most of the bound that is reached; true of any unit a, and no bound on S: the sum grows to "
         f"{found['bound at the end']:.3g} in {state_run(preset).arguments['T']} tokens"
@@ -94,9 +82,7 @@ def judge_inequality(results: Results, preset: Preset) -> Finding:
 
 def judge_residual(results: Results, preset: Preset) -> Finding:
     """The proof's step: residuals go to zero."""
-    found = results.value(state_run(preset))
-    if found is None:
-        return MISSING
+    found = results.need(state_run(preset))
     left = found["residual, last quarter"]
     note = "mean |e| / |v| in the last quarter of a run on random inputs: more pairs than dimensions cannot all fit"
     return Finding(REPRODUCED if left < 0.1 else FALSE, left, note=note)
@@ -104,11 +90,9 @@ def judge_residual(results: Results, preset: Preset) -> Finding:
 
 def judge_plateau(results: Results, preset: Preset) -> Finding:
     """A finite plateau on random inputs, and no uniform bound."""
-    found = results.value(state_run(preset))
-    counter = {s: results.value(depleted_run(s)) for s in OFFSETS}
-    refreshed = [results.value(depleted_run(s, 20)) for s in OFFSETS]
-    if found is None or any(value is None for value in (*counter.values(), *refreshed)):
-        return MISSING
+    found = results.need(state_run(preset))
+    counter = {s: results.need(depleted_run(s)) for s in OFFSETS}
+    refreshed = [results.need(depleted_run(s, 20)) for s in OFFSETS]
     greatest = found["greatest"]
     flat = found["last quarter"] <= 1.2 * found["third quarter"]
     unbounded = counter[0.01]["|S|"][-1] > 10 * counter[0.3]["|S|"][-1]
@@ -124,9 +108,7 @@ def judge_plateau(results: Results, preset: Preset) -> Finding:
 
 def judge_recovery(results: Results, preset: Preset) -> Finding:
     """Proposition 3 for the update as stated."""
-    found = {name: results.value(recovery_run(name)) for name in RECOVERIES}
-    if any(value is None for value in found.values()):
-        return MISSING
+    found = {name: results.need(recovery_run(name)) for name in RECOVERIES}
     ours = found[PAPERS]["all"]
     if found[PAPERS]["worst"] <= EXACT:
         return Finding(REPRODUCED, ours, note="relative error, mean over 16 pairs in 32 dimensions")
@@ -140,9 +122,7 @@ def judge_recovery(results: Results, preset: Preset) -> Finding:
 
 def judge_newest(results: Results, preset: Preset) -> Finding:
     """What holds: the projection gain recovers the newest pair."""
-    found, papers = results.value(recovery_run(NEWEST)), results.value(recovery_run(PAPERS))
-    if found is None or papers is None:
-        return MISSING
+    found, papers = results.need(recovery_run(NEWEST)), results.need(recovery_run(PAPERS))
     if papers["newest"] <= EXACT:
         return Finding(REPRODUCED, papers["newest"], note="with the unit gain")
     note = f"with the gain A k / (k.A k); with the paper's unit gain {papers['newest']:.2f}, worst of 8 seeds"
@@ -151,9 +131,7 @@ def judge_newest(results: Results, preset: Preset) -> Finding:
 
 def judge_reduction(results: Results, preset: Preset) -> Finding:
     """Section 3.5: u = 0 and A fixed is linear attention."""
-    found = results.value(reduction_run("random"))
-    if found is None:
-        return MISSING
+    found = results.need(reduction_run("random"))
     note = (
         f"relative difference of S from linear attention with unit keys, 24 random keys; from the delta rule at full "
         f"strength {found['delta rule']:.0e}: that is what it is"
@@ -164,9 +142,7 @@ def judge_reduction(results: Results, preset: Preset) -> Finding:
 
 def judge_remark(results: Results, preset: Preset) -> Finding:
     """Remark 1, with its proviso e = v."""
-    random, apart = (results.value(reduction_run(keys)) for keys in ("random", "orthonormal"))
-    if random is None or apart is None:
-        return MISSING
+    random, apart = (results.need(reduction_run(keys)) for keys in ("random", "orthonormal"))
     if random["linear attention"] <= EXACT:
         return Finding(REPRODUCED, random["linear attention"])
     note = (
@@ -178,9 +154,7 @@ def judge_remark(results: Results, preset: Preset) -> Finding:
 
 def judge_active(results: Results, preset: Preset) -> Finding:
     """Remark 1's last sentence."""
-    found = results.value(FIXED)
-    if found is None:
-        return MISSING
+    found = results.need(FIXED)
     only = found["fixed"] > 1 + 1e-6 and found["updated"] <= 1 + 1e-6
     note = f"greatest spectral norm of a step with A fixed; with A updated {found['updated']:.3f}: the other way round"
     return Finding(REPRODUCED if only else FALSE, found["fixed"], note=note)

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from reproduction import records
-from reproduction.claims import NOT_RUN, VERDICTS, Claim, Figure, Finding, Item, Table
+from reproduction.claims import Claim, Figure, Finding, Item, Table
 from reproduction.records import Record, Results
 from reproduction.runner import wanted
 from reproduction.runs import FULL, PRESETS, QUICK, Run
+from reproduction.verdicts import NOT_RUN, VERDICTS
 from varla.outcomes import FINISHED
 from varla.training import RunConfig
 

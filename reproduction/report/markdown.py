@@ -4,12 +4,13 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from reproduction.claims import NOT_RUN, Item, Table
+from reproduction.claims import Item, Table
 from reproduction.report import charts
 from reproduction.report.gather import Drawing, Report, Row, Section, command, count
 from reproduction.report.numbers import duration, number, spread
-from reproduction.report.page import MEANINGS, SYMBOLS, many
+from reproduction.report.page import many
 from reproduction.runs import FULL, QUICK
+from reproduction.verdicts import MEANINGS, NOT_RUN, SYMBOLS
 from varla.training.run import write_aside
 
 FOLDER = Path("docs/reproduction")

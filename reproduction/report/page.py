@@ -11,22 +11,13 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from reproduction.claims import CONDITIONAL, FALSE, NOT_REPRODUCED, NOT_RUN, REPRODUCED, VERDICTS
 from reproduction.report import charts
 from reproduction.report.gather import Drawing, Report, Row, command
 from reproduction.report.numbers import duration, number, spread
 from reproduction.runs import FULL, PRESETS, QUICK
+from reproduction.verdicts import MEANINGS, SYMBOLS, VERDICTS
 from varla.training.run import write_aside
 
-# Legible without colour; every font has them.
-SYMBOLS = {REPRODUCED: "✓", CONDITIONAL: "◐", NOT_REPRODUCED: "✗", FALSE: "≠", NOT_RUN: "–"}
-MEANINGS = {
-    REPRODUCED: "the paper's statement came out",
-    CONDITIONAL: "it came out under conditions that the paper does not give; the note has them",
-    NOT_REPRODUCED: "it did not come out",
-    FALSE: "there is a counter-example",
-    NOT_RUN: "there is no record of the runs it needs",
-}
 COLUMNS = (
     "claim", "where", "what the paper says", "paper", "ours", "verdict", "preset", "how decided", "note", "made by",
 )  # fmt: skip

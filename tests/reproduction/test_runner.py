@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from reproduction import items, protocol, records, runner
-from reproduction.claims import MISSING, NOT_RUN, VERDICTS, Claim, Finding, Item
+from reproduction.claims import MISSING, Claim, Finding, Item
 from reproduction.records import Results
 from reproduction.runs import FULL, PRESETS, QUICK, Measure, Train
+from reproduction.verdicts import NOT_RUN, VERDICTS
 
 CALLS = []
 TINY = {
@@ -180,7 +181,8 @@ def test_judges_by_the_mean_over_seeds(values, verdict):
 def test_a_judge_waits_for_all_seeds():
     results, runs = accuracies(1.0, 1.0)
     results.records.popitem()
-    assert protocol.within(runs, 1.0, 0.05)(results, FULL) is MISSING
+    claim = Claim("P0-recall", "nowhere", "all is recalled", 1.0, "within 0.05", protocol.within(runs, 1.0, 0.05))
+    assert claim.judge(results, FULL) is MISSING
 
 
 def test_a_diverged_run_counts_as_nothing_right():

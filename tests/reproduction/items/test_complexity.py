@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from reproduction.claims import FALSE, NOT_REPRODUCED, NOT_RUN, REPRODUCED
 from reproduction.items import complexity
 from reproduction.items.complexity import ITEM, LENGTHS, MECHANISMS
 from reproduction.records import Results
 from reproduction.runs import QUICK
+from reproduction.verdicts import FALSE, NOT_REPRODUCED, NOT_RUN, REPRODUCED
 from tests.reproduction.fabricate import judged, measures, results
 
 

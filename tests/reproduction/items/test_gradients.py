@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from reproduction.claims import CONDITIONAL, FALSE, NOT_REPRODUCED, REPRODUCED
 from reproduction.items.gradients import HORIZONS, ITEM, growth
 from reproduction.items.recurrence import Inputs, draw, trajectory
+from reproduction.verdicts import CONDITIONAL, FALSE, NOT_REPRODUCED, REPRODUCED
 from tests.reproduction.fabricate import all_of, judged
 from varla.ops.reference import apply, outer
 

@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from reproduction.claims import NOT_RUN
 from reproduction.items import ITEMS, choose
 from reproduction.records import Results, load
 from reproduction.runner import wanted
 from reproduction.runs import FULL, QUICK, Measure
+from reproduction.verdicts import NOT_RUN
 
 
 @pytest.fixture(params=ITEMS, ids=lambda item: item.name)

@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from reproduction.claims import CONDITIONAL, FALSE, NOT_RUN, REPRODUCED
 from reproduction.items import jacobian
 from reproduction.items.jacobian import DIMENSIONS, FITTED_SCALE, ITEM, PAPER_V2
 from reproduction.records import Results
 from reproduction.runs import QUICK
+from reproduction.verdicts import CONDITIONAL, FALSE, NOT_RUN, REPRODUCED
 from tests.reproduction.fabricate import all_of, claim, judged
 
 
@@ -16,9 +16,9 @@ def flat(norm):
     """Every norm is this one."""
 
     def value(run):
-        if run.function.endswith("orthogonal"):
+        if run.function is jacobian.orthogonal:
             return {"equal": 1.0, "orthogonal": norm}
-        if run.function.endswith("fresh_norms"):
+        if run.function is jacobian.fresh_norms:
             return {"mean": 1.0, "low": 1.0, "high": 1.0}
         many = [norm] * 4
         extra = {"greatest": norm, "k.a": many, "closed form off by": 0.0}

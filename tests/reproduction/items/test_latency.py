@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from reproduction.claims import CONDITIONAL, NOT_REPRODUCED, NOT_RUN, REPRODUCED
 from reproduction.items import latency
 from reproduction.items.latency import HEADS, ITEM, LARGE, MECHANISMS, crossover
 from reproduction.items.timing import FLASH, NO_REFRESH
 from reproduction.records import Results
 from reproduction.runs import FULL, QUICK
+from reproduction.verdicts import CONDITIONAL, NOT_REPRODUCED, NOT_RUN, REPRODUCED
 from tests.reproduction.fabricate import judged, results
 
 

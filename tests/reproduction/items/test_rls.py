@@ -2,12 +2,12 @@
 
 import pytest
 
-from reproduction.claims import CONDITIONAL, FALSE, NOT_REPRODUCED, NOT_RUN, REPRODUCED
 from reproduction.items import rls
 from reproduction.items.jacobian import DIMENSIONS
 from reproduction.items.rls import ITEM, MAPS, SOURCES
 from reproduction.records import Results
 from reproduction.runs import QUICK
+from reproduction.verdicts import CONDITIONAL, FALSE, NOT_REPRODUCED, NOT_RUN, REPRODUCED
 from tests.reproduction.fabricate import judged, results
 
 

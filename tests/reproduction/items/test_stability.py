@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from reproduction.claims import CONDITIONAL, NOT_REPRODUCED, NOT_RUN, REPRODUCED
 from reproduction.items import norms, stability
 from reproduction.items.stability import ITEM, MECHANISMS
 from reproduction.records import Results
 from reproduction.runs import QUICK
+from reproduction.verdicts import CONDITIONAL, NOT_REPRODUCED, NOT_RUN, REPRODUCED
 from tests.reproduction.fabricate import judged, results
 from varla.backbone import Backbone, backbone_config
 

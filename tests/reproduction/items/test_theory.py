@@ -2,11 +2,11 @@
 
 import pytest
 
-from reproduction.claims import CONDITIONAL, FALSE, NOT_REPRODUCED, NOT_RUN, REPRODUCED
 from reproduction.items import propositions, theory
 from reproduction.items.theory import FIXED, ITEM, OFFSETS, RECOVERIES
 from reproduction.records import Results
 from reproduction.runs import QUICK
+from reproduction.verdicts import CONDITIONAL, FALSE, NOT_REPRODUCED, NOT_RUN, REPRODUCED
 from tests.reproduction.fabricate import judged, results
 
 

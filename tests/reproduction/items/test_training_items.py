@@ -241,7 +241,7 @@ def test_the_log_is_held_against_fewer_tokens():
         for run in each:
             results.records[run.key]["curves"]["loss"] = [(1, first), (2000, last)]
     said = note(training_log.ITEM, "P9-log-loss", results)
-    assert "128 tokens begin at 4.87, 67 tokens at 4.21 and end at 0.50" in said
+    assert "with 128 tokens it starts at 4.87; with 67 tokens it starts at 4.21 and ends at 0.50" in said
     assert {run.config.task["vocab_size"] for run in fewer} == {67}
     assert not training_log.fewer(QUICK, 8)
 

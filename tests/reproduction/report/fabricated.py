@@ -1,10 +1,11 @@
 """Two items and their records, made up: every verdict, both presets, figures of all kinds, a run that diverged."""
 
 from reproduction import records
-from reproduction.claims import CONDITIONAL, FALSE, MISSING, REPRODUCED, Claim, Figure, Finding, Item, Table
+from reproduction.claims import MISSING, Claim, Figure, Finding, Item, Table
 from reproduction.protocol import within
 from reproduction.records import Results
 from reproduction.runs import FULL, PRESETS, QUICK, Measure, Train
+from reproduction.verdicts import CONDITIONAL, FALSE, REPRODUCED
 from varla.outcomes import DIVERGED, FINISHED
 
 MACHINE = {"processor": "Imaginary 9000", "cores": 2, "gpus": [], "python": "3.11.7", "torch": "2.13.0"}
@@ -31,7 +32,7 @@ def recall_claims():
             says=f"{mechanism} recalls n = {n} pairs with accuracy {paper:g}",
             paper=paper,
             rule="mean over seeds within 0.03 of the paper's",
-            judge=within(lambda preset, m=mechanism, n=n: seeds(preset, m, n), paper, 0.03),
+            decide=within(lambda preset, m=mechanism, n=n: seeds(preset, m, n), paper, 0.03),
         )
 
 

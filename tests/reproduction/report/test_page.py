@@ -5,9 +5,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from reproduction.claims import VERDICTS
 from reproduction.report import page
 from reproduction.report.gather import gather
+from reproduction.verdicts import VERDICTS
 from tests.reproduction.report import fabricated
 
 VOID = {"meta", "link", "br", "input"}
