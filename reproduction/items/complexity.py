@@ -1,4 +1,4 @@
-"""P16: what the four mechanisms remember, in bytes, and what a token costs."""
+"""P16: the size of each mechanism's state, and the cost of a token."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,22 +17,22 @@ LENGTHS = (100, 1000, 10_000, 100_000)
 LARGE = {"d": 4096, "layers": 32}  # the model of the table's footnote
 BYTES = {"fp16": 2, "fp32": 4}
 PAPER_CACHE = 52  # GB
-FACTORS = {"deltanet-paper": 3.0, "vla": 5.0}  # of the table; the scaling section has 3 for VLA
+FACTORS = {"deltanet-paper": 3.0, "vla": 5.0}  # from the table; the scaling section says 3 for VLA
 
 
 def state_bytes(mechanism: str, d_model: int, n_heads: int, layers: int) -> dict[str, list[int]]:
-    """Bytes of one sequence's state after so many tokens, in float32, over all layers, as the library counts them."""
+    """Bytes of one sequence's float32 state in all layers, by the number of tokens, as the library counts them."""
     layer = build(mechanism, d_model=d_model, n_heads=n_heads)
     return {"T": list(LENGTHS), "bytes": [layers * layer.state_size(T) for T in LENGTHS]}
 
 
 def cache_bytes(T: int, d: int, layers: int, width: int) -> int:
-    """Keys and values of all tokens and layers, `width` bytes a number."""
+    """Bytes of the keys and values of all tokens and layers, `width` bytes per number."""
     return 2 * T * d * layers * width
 
 
 def factors(T: int, H: int, D: int, backend: str, rounds: int, gpu: bool = False) -> dict[str, Any]:
-    """Seconds of a forward of the three recurrent mechanisms in the same form. `gpu`: on a GPU or not at all."""
+    """Forward seconds of the three recurrent mechanisms on one backend. `gpu`: refuse to run on a CPU."""
     timing.need(gpu)
     names = [name for name in MECHANISMS if name != "softmax"]
     seconds = timing.medians({name: timing.forward(name, 1, T, H, D, backend) for name in names}, rounds)
@@ -40,21 +40,21 @@ def factors(T: int, H: int, D: int, backend: str, rounds: int, gpu: bool = False
 
 
 class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operators that run in it, but not those that only look at a tensor in another way."""
+    """Counts the PyTorch operators that run inside it, but not views."""
 
     def __init__(self) -> None:
-        """Nothing counted yet."""
+        """Start at zero."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Count one, and run it."""
+        """Count one operator, and run it."""
         self.count += not func.is_view
         return func(*args, **(kwargs or {}))
 
 
 def operators(tokens: int, H: int, D: int) -> dict[str, float]:
-    """PyTorch operators that a token takes in the loop: what a GPU's time is made of where tensors are this small."""
+    """PyTorch operators per token in the loop. On a GPU they set the time: tensors this small are launch-bound."""
     found = {}
     for name in (name for name in MECHANISMS if name != "softmax"):
         counts = []
@@ -85,7 +85,7 @@ LARGE_VLA = Measure(
 
 
 def factor_run(preset: Preset, backend: str) -> Measure:
-    """The paper's heads: four of 32 dimensions. "reference" is the loop over tokens, as in the paper's Python."""
+    """Times with the paper's four heads of 32 dimensions. "reference" is a loop over tokens, like the paper's code."""
     T = 256 if preset.quick else 1024
     given = {"T": T, "H": 4, "D": 32, "backend": backend, "rounds": 10, **timing.place(preset)}
     return Measure(factors, given, timed=True)
@@ -94,7 +94,7 @@ def factor_run(preset: Preset, backend: str) -> Measure:
 OPERATORS = Measure(operators, {"tokens": 60, "H": 4, "D": 32})
 
 
-FORMS = {"reference": "loop over tokens", "chunk": "chunk-wise, PyTorch", "auto": "the fastest there is"}
+FORMS = {"reference": "loop over tokens", "chunk": "chunk-wise, PyTorch", "auto": "the fastest backend"}
 
 
 def runs(preset: Preset) -> Sequence[Measure]:
@@ -104,7 +104,7 @@ def runs(preset: Preset) -> Sequence[Measure]:
 
 
 def judge_fixed(results: Results, preset: Preset) -> Finding:
-    """Fixed states, independent of T, of three mechanisms; and softmax attention's cache, which grows."""
+    """Whether the state of three mechanisms is independent of T while softmax attention's cache grows."""
     found = {name: results.need(size_run(name)) for name in MECHANISMS}
     fixed = all(len(set(found[name]["bytes"])) == 1 for name in MECHANISMS if name != "softmax")
     grows = found["softmax"]["bytes"][-1] / found["softmax"]["bytes"][0]
@@ -120,7 +120,7 @@ def judge_cache(results: Results, preset: Preset) -> Finding:
     ours = {"fp16": half / 1e9, "fp32": full / 1e9}
     close = [width for width, size in ours.items() if abs(size - PAPER_CACHE) < 1]
     note = (
-        f"GB in fp16; {ours['fp32']:.1f} in fp32, which the paper trains in. VLA's state in fp32, 32 heads of 128: "
+        f"GB in fp16; {ours['fp32']:.1f} in fp32, the paper's precision. VLA's state in fp32, 32 heads of 128: "
         f"{vla['bytes'][0] / 1e9:.2f} GB"
     )
     verdict = REPRODUCED if "fp16" in close else CONDITIONAL if close else NOT_REPRODUCED
@@ -128,13 +128,13 @@ def judge_cache(results: Results, preset: Preset) -> Finding:
 
 
 def ratios(results: Results, preset: Preset, backend: str) -> dict[str, float] | None:
-    """Times over linear attention's; None if they were not taken."""
+    """Times divided by linear attention's; None if they have no record."""
     found = results.value(factor_run(preset, backend))
     return None if found is None else {name: x / found["seconds"]["linear"] for name, x in found["seconds"].items()}
 
 
 def judge_factor(mechanism: str, paper: float) -> Judge:
-    """A constant factor over linear attention, in the loop over tokens."""
+    """The cost relative to linear attention, as a loop over tokens."""
 
     def judge(results: Results, preset: Preset) -> Finding:
         run = factor_run(preset, "reference")
@@ -142,8 +142,8 @@ def judge_factor(mechanism: str, paper: float) -> Judge:
         found = results.need(run)
         good = loop[mechanism] <= 1.2 * paper
         note = (
-            f"forward over linear attention's, both as a loop over {run.arguments['T']} tokens, {found['name']}; each "
-            f"in its fastest form: {best[mechanism]:.1f}"
+            f"forward time divided by linear attention's, both as a loop over {run.arguments['T']} tokens on "
+            f"{found['name']}; {best[mechanism]:.1f} with the fastest backend of each"
         )
         if (counts := results.value(OPERATORS)) is not None:
             ratio = counts[mechanism] / counts["linear"]
@@ -154,7 +154,7 @@ def judge_factor(mechanism: str, paper: float) -> Judge:
 
 
 def claims() -> list[Claim]:
-    """What the table says."""
+    """The claims of the complexity table."""
     where = "complexity table"
     return [
         Claim(
@@ -162,7 +162,7 @@ def claims() -> list[Claim]:
             where,
             "linear attention, DeltaNet and VLA have a fixed state; softmax attention's grows with T",
             "fixed",
-            "the library's state sizes do not depend on T, and the cache does",
+            "the library's state sizes do not depend on T; the cache does",
             judge_fixed,
         ),
         Claim(
@@ -170,14 +170,14 @@ def claims() -> list[Claim]:
             f"{where}, footnote",
             "softmax attention's cache takes about 52 GB at T = 100K, d = 4096, 32 layers",
             PAPER_CACHE,
-            "2 T d L numbers within 1 GB, in fp16; with conditions, in fp32 only",
+            "2 T d L numbers are within 1 GB of it in fp16; with conditions, if only in fp32",
             judge_cache,
         ),
         *(
             Claim(
                 f"P16-factor-{name}",
                 where,
-                f"{name} costs about {paper:g} times what linear attention does",
+                f"{name} costs about {paper:g} times as much as linear attention",
                 paper,
                 "at most 1.2 times the paper's factor, as a loop over tokens",
                 judge_factor(name, paper),
@@ -208,7 +208,7 @@ def figures(results: Results, preset: Preset) -> list[Figure]:
 
 
 def tables(results: Results, preset: Preset) -> list[Table]:
-    """State sizes, and times over linear attention's."""
+    """State sizes, and times divided by linear attention's."""
     sizes = [
         [name, *(f"{size:,}" for size in found["bytes"])]
         for name in MECHANISMS
@@ -222,7 +222,9 @@ def tables(results: Results, preset: Preset) -> list[Table]:
     headers = ["mechanism", *(f"T = {T:,}" for T in LENGTHS)]
     return [
         Table("Bytes of one sequence's state, two layers, d = 128", headers, sizes),
-        Table("Forward time over linear attention's, same form", ["form", "device", *MECHANISMS[1:]], times),
+        Table(
+            "Forward time divided by linear attention's, same backend", ["backend", "device", *MECHANISMS[1:]], times
+        ),
     ]
 
 
@@ -231,9 +233,9 @@ ITEM = Item(
     number="P16",
     title="State sizes and constant factors",
     about=(
-        "Bytes that each mechanism keeps of a sequence, from the library itself; the cache of a large model; and the "
-        "time of a forward over linear attention's, all three in the same form. The paper's constant factors are of "
-        "loops over tokens."
+        "The bytes that each mechanism keeps of a sequence, as the library counts them; the cache of a large model; "
+        "and the forward time divided by linear attention's. The paper's constant factors are those of loops over "
+        "tokens."
     ),
     claims=claims(),
     runs=runs,

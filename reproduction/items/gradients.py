@@ -1,4 +1,4 @@
-"""P13, Corollary 1: how gradients of S grow or shrink on their way back through T tokens."""
+"""P13, Corollary 1: how gradients of S grow or shrink on the way back through T tokens."""
 
 import math
 from collections.abc import Sequence
@@ -15,18 +15,18 @@ from reproduction.runs import Measure, Preset
 from reproduction.verdicts import CONDITIONAL, FALSE, NOT_REPRODUCED, REPRODUCED
 from varla.ops.reference import outer
 
-PAPER_GROWTH = {32: 1.7e18, 64: 1.8e28, 96: 6.1e32, 128: 3.7e35}  # the norm, to the power of 25
+PAPER_GROWTH = {32: 1.7e18, 64: 1.8e28, 96: 6.1e32, 128: 3.7e35}  # the norm to the power of 25
 HORIZONS = (25, 100, 400, 1000, 2000)
-AS_FITTED = {"feature_map": "identity", "key_scale": FITTED_SCALE}  # where the paper's norms of one step come out
+AS_FITTED = {"feature_map": "identity", "key_scale": FITTED_SCALE}  # inputs that give the paper's norms of one step
 
 
 def growth(
     d: int, form: str, horizons: Sequence[int], rows: int, seed: int, options: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """log10 of |dL/dS_0| / |dL/dS_T| after T tokens: for random dL/dS_T, and the most that any has.
+    """log10 of |dL/dS_0| / |dL/dS_T| after T tokens: for random dL/dS_T, and the maximum over all dL/dS_T.
 
-    The gradient goes through all tokens at once: G_0 = G_T J_T ... J_1 with J_t = I - a_t k_t^T. The product is scaled
-    back at every token and the scale kept as a logarithm, because unnormalised ones overflow within 130 tokens.
+    G_0 = G_T J_T ... J_1 with J_t = I - a_t k_t^T. The product is rescaled at every token and its scale is kept as a
+    logarithm, because unnormalised products overflow within 130 tokens.
     """
     k, a, _ = trajectory(Inputs(d, form, **(options or {})), max(horizons), rows, seed)
     G = torch.stack([draw(10_000 + seed + row, (d, d)) for row in range(rows)])
@@ -45,21 +45,21 @@ def growth(
 
 
 def rescaled(product: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """The same number as product * 10^scale, [rows, d, d] and [rows], with a product of Frobenius norm 1."""
+    """product * 10^scale as a product of Frobenius norm 1 and a new scale: [rows, d, d] and [rows]."""
     size = torch.linalg.matrix_norm(product)
     return product / size[:, None, None], scale + torch.log10(size)
 
 
 def run(preset: Preset, d: int, form: str, **options: Any) -> Measure:
-    """Growth through the horizons."""
+    """Growth at all horizons."""
     given = {"d": d, "form": form, "horizons": list(HORIZONS), "rows": 3 if preset.quick else 8, "seed": 42}
     return Measure(growth, {**given, "options": options})
 
 
 def normalised(preset: Preset) -> list[Measure]:
-    """VLAv3: every dimension, |u| = 1 / sqrt(d); and |u| = 1 at the paper's dimension; and keys without a feature map.
+    """VLAv3 in every dimension, with and without a feature map; and |u| = 1 and A fixed at the paper's dimension.
 
-    ELU + 1 makes all keys alike; without it they point everywhere, which is the other extreme.
+    ELU + 1 makes all keys similar. Without it they point everywhere, which is the other extreme.
     """
     every = [run(preset, d, "v3") for d in DIMENSIONS]
     spread = [run(preset, d, "v3", feature_map="identity") for d in DIMENSIONS]
@@ -67,13 +67,13 @@ def normalised(preset: Preset) -> list[Measure]:
 
 
 def runs(preset: Preset) -> Sequence[Measure]:
-    """Normalised; unnormalised as the text has it, and where the paper's norms come out."""
+    """Normalised; unnormalised as in the text; and unnormalised with inputs that give the paper's norms."""
     rest = [each for d in DIMENSIONS for each in (run(preset, d, "v2"), run(preset, d, "v2", **AS_FITTED))]
     return [*normalised(preset), *rest]
 
 
 def judge_bound(results: Results, preset: Preset) -> Finding:
-    """|dL/dS_0| <= |dL/dS_T|, for any gradient at all."""
+    """|dL/dS_0| <= |dL/dS_T| for every gradient."""
     asked = normalised(preset)
     found = [results.need(each) for each in asked]
     most, where = -math.inf, ""
@@ -83,14 +83,12 @@ def judge_bound(results: Results, preset: Preset) -> Finding:
                 options = ", ".join(f"{x}" for x in each.arguments["options"].values()) or "elu1, root"
                 most, where = greatest, f"d = {each.arguments['d']} ({options}), T = {T}"
     random = max(x for value in found for seeds in value["random by seed"] for x in seeds)
-    note = (
-        f"operator norm of the product, greatest of all seeds, at {where}; random gradients: at most {10**random:.3g}"
-    )
+    note = f"largest operator norm of the product, at {where}; random gradients grow by at most {10**random:.3g}"
     return Finding(REPRODUCED if most <= math.log10(1 + 1e-6) else FALSE, 10**most, note=note)
 
 
 def judge_vanishing(results: Results, preset: Preset) -> Finding:
-    """Gradients do not vanish, by what is left of random ones at the longest horizon."""
+    """Whether gradients vanish: the share of random gradients left at the longest horizon."""
     usual, spread = (
         [results.need(run(preset, d, "v3", **options)) for d in DIMENSIONS]
         for options in ({}, {"feature_map": "identity"})
@@ -98,15 +96,15 @@ def judge_vanishing(results: Results, preset: Preset) -> Finding:
     fixed = results.need(run(preset, 32, "v3", penalty="none"))
     left, apart = (10 ** min(value["random"][-1] for value in values) for values in (usual, spread))
     note = (
-        f"what is left of random gradients after {HORIZONS[-1]} tokens, at the dimension that keeps least; with keys "
-        f"that point everywhere (no feature map) {apart:.1g}, with A fixed {10 ** fixed['random'][-1]:.1g} at d = 32"
+        f"share of random gradients left after {HORIZONS[-1]} tokens, at the dimension with the least; without a "
+        f"feature map, where keys point everywhere, {apart:.1g}; with A fixed {10 ** fixed['random'][-1]:.1g} at d = 32"
     )
     verdict = REPRODUCED if min(left, apart) >= 1e-3 else CONDITIONAL if left >= 1e-3 else FALSE
     return Finding(verdict, left, note=note)
 
 
 def judge_explosion(d: int) -> Judge:
-    """The table's growth after 25 tokens, which is a power of one step's norm, against the product itself."""
+    """The table's growth after 25 tokens, a power of one step's norm, against the measured product."""
 
     def judge(results: Results, preset: Preset) -> Finding:
         asked = run(preset, d, "v2", **AS_FITTED)
@@ -116,9 +114,9 @@ def judge_explosion(d: int) -> Judge:
         paper = math.log10(PAPER_GROWTH[d])
         close = abs(found["random"][i] - paper) <= 2
         note = (
-            f"geometric mean over seeds, random gradients, key scale fitted to the paper's norms; {PAPER_V2[d]:g} to "
-            f"the power of 25 is {PAPER_V2[d] ** 25:.2g}, but every step stretches another direction. With ELU + 1 and "
-            f"unit-variance raw keys it is 1e{usual['random'][i]:.0f}"
+            f"geometric mean over seeds of random gradients, with the key scale fitted to the paper's norms. The paper "
+            f"takes {PAPER_V2[d]:g} to the power of 25 = {PAPER_V2[d] ** 25:.2g}, but each step stretches another "
+            f"direction. With ELU + 1 and unit-variance raw keys it is 1e{usual['random'][i]:.0f}"
         )
         verdict = CONDITIONAL if close else NOT_REPRODUCED
         return Finding(verdict, 10 ** found["random"][i], 10 ** min(seeds), 10 ** max(seeds), len(seeds), note)
@@ -127,19 +125,19 @@ def judge_explosion(d: int) -> Judge:
 
 
 def judge_overflow(results: Results, preset: Preset) -> Finding:
-    """Without normalisation float32 overflows, in a training sequence of 25 tokens (mqar, n = 8), at d = 96."""
+    """Whether float32 overflows without normalisation, in a sequence of 25 tokens (mqar, n = 8), at d = 96."""
     found = results.need(run(preset, 96, "v2"))
     i = found["horizons"].index(25)
     largest = math.log10(torch.finfo(torch.float32).max)
     small = results.value(run(preset, 32, "v2"))
     verdict = CONDITIONAL if found["random"][i] > largest else NOT_REPRODUCED
-    at_32 = "" if small is None else f"; at d_h = 32 it is 1e{small['random'][i]:.1f} already, so 96 is no threshold"
-    note = f"growth of random gradients through 25 tokens, ELU + 1, not trained; float32 ends at 1e{largest:.1f}{at_32}"
+    at_32 = "" if small is None else f"; it is already 1e{small['random'][i]:.1f} at d_h = 32, so 96 is no threshold"
+    note = f"growth of random gradients through 25 tokens, ELU + 1, untrained; float32 ends at 1e{largest:.1f}{at_32}"
     return Finding(verdict, f"1e{found['random'][i]:.1f}", note=note)
 
 
 def claims() -> list[Claim]:
-    """The corollary, in its two halves, and the table's growth."""
+    """The two halves of the corollary, and the table's growth."""
     return [
         Claim(
             "P13-gradient-bound",
@@ -154,7 +152,7 @@ def claims() -> list[Claim]:
             "Corollary 1",
             "gradients do not vanish",
             1.0,
-            "a thousandth of random gradients is left after 2000 tokens; with conditions, if with ELU + 1 alone",
+            "at least 0.001 of random gradients is left after 2000 tokens; with conditions, if only with ELU + 1",
             judge_vanishing,
         ),
         *(
@@ -163,7 +161,7 @@ def claims() -> list[Claim]:
                 "Jacobian table, VLAv2",
                 f"without normalisation, gradients at d_h = {d} grow by {PAPER_GROWTH[d]:.1e} in 25 steps",
                 PAPER_GROWTH[d],
-                "with conditions, if within two orders of magnitude where the paper's norms of one step come out",
+                "with conditions, if within two orders of magnitude on inputs that give the paper's norms of one step",
                 judge_explosion(d),
             )
             for d in DIMENSIONS
@@ -173,14 +171,14 @@ def claims() -> list[Claim]:
             "section 4.2",
             "without normalisation, training at d_h >= 96 ends in NaN",
             "NaN",
-            "with conditions, if gradients grow by more than float32 holds in 25 tokens, d_h = 96; nothing is trained",
+            "with conditions, if gradients of an untrained layer exceed float32 in 25 tokens at d_h = 96",
             judge_overflow,
         ),
     ]
 
 
 def figures(results: Results, preset: Preset) -> list[Figure]:
-    """Growth over tokens: of random gradients, and the operator norm."""
+    """Growth over tokens: random gradients and the operator norm."""
     points: list[dict[str, object]] = []
     for d in DIMENSIONS:
         for label, asked in (
@@ -198,7 +196,7 @@ def figures(results: Results, preset: Preset) -> list[Figure]:
 
 
 def tables(results: Results, preset: Preset) -> list[Table]:
-    """Every run, by horizon."""
+    """The growth in every run, by horizon."""
     rows = []
     for asked in runs(preset):
         found = results.value(asked)
@@ -210,7 +208,7 @@ def tables(results: Results, preset: Preset) -> list[Table]:
             shown = [f"{x:.2f} / {y:.2f}" for x, y in zip(found["random"], found["greatest"], strict=True)]
             rows.append([asked.arguments["form"], asked.arguments["d"], options or "as in the paper", *shown])
     headers = ["form", "d_h", "inputs", *(f"T = {T}" for T in HORIZONS)]
-    note = "random gradients, mean over seeds / operator norm, greatest of the seeds"
+    note = "random gradients, mean over seeds / operator norm, maximum over seeds"
     return [Table("log10 of the growth of gradients", headers, rows, note)]
 
 
@@ -219,9 +217,9 @@ ITEM = Item(
     number="P13",
     title="Growth of gradients through T tokens",
     about=(
-        "Corollary 1 says that gradients of S neither explode nor vanish. It rests on Proposition 2, which is false: "
-        "the product of the steps I - a k^T is measured itself, in float64: what becomes of random gradients, and the "
-        "most that any gradient grows."
+        "Corollary 1 says that gradients of S neither explode nor vanish. It rests on Proposition 2, which is false. "
+        "So the product of the steps I - a k^T is measured in float64: how random gradients change, and how much any "
+        "gradient can grow."
     ),
     claims=claims(),
     runs=runs,

@@ -1,4 +1,4 @@
-"""P13: the spectral norm of one step, I - a k^T, of which Proposition 2 says that it is 1."""
+"""P13: the spectral norm of one step, I - a k^T. Proposition 2 says that it is 1."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,11 +16,11 @@ PAPER_V2 = {32: 5.36, 64: 13.50, 96: 20.48, 128: 26.47}
 LAMBDA0 = 0.1
 STEPS = (1, 25, 100, 1000)  # tokens at which the norm is taken
 
-# The paper does not say what its unnormalised norms were measured on. At a fresh A the norm is |k|^2 / lambda0 - 1, so
-# each of its four numbers names a key variance; this is the deviation that their mean gives.
+# The paper does not say on which inputs it measured its unnormalised norms. At a fresh A the norm is
+# |k|^2 / lambda0 - 1, so each of its four numbers implies a key variance. This is the standard deviation of their mean.
 FITTED_SCALE = round((sum((norm + 1) * LAMBDA0 / d for d, norm in PAPER_V2.items()) / len(PAPER_V2)) ** 0.5, 4)
 
-# Conditions under which the unnormalised norms were looked for: what is changed of `Inputs`, by the name shown.
+# Inputs tried in the search for the paper's unnormalised norms: the changed fields of `Inputs`, by the name shown.
 CONDITIONS: dict[str, dict[str, Any]] = {
     "ELU + 1, |u| = 1/sqrt(d)": {},
     "ELU + 1, |u| = 1": {"penalty": "unit"},
@@ -37,9 +37,9 @@ CONDITIONS: dict[str, dict[str, Any]] = {
 def spectral_norms(
     d: int, form: str, steps: Sequence[int], rows: int, seed: int, options: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Norms of I - a k^T at these tokens of a trajectory, by singular values, beside the closed form.
+    """Norms of I - a k^T at these tokens of a trajectory, by singular values and by the closed form.
 
-    `options`: further fields of `Inputs`. Every value is over `rows` seeds.
+    `options` are further fields of `Inputs`. Every value is taken over `rows` seeds.
     """
     k, a, _ = trajectory(Inputs(d, form, **(options or {})), max(steps), rows, seed)
     chosen = torch.tensor([t - 1 for t in steps])
@@ -57,14 +57,14 @@ def spectral_norms(
 
 
 def fresh_norms(d: int, form: str, rows: int, seed: int, options: Mapping[str, Any] | None = None) -> dict[str, float]:
-    """The norm at A = I / lambda0, before any penalty: the first token of a trajectory whose A is held there."""
+    """The norm at A = I / lambda0: the first token of a trajectory with A fixed."""
     k, a, _ = trajectory(Inputs(d, form, **{**(options or {}), "penalty": "none"}), 1, rows, seed)
     norms = torch.linalg.matrix_norm(transition(k[0], a[0]), ord=2)
     return {"mean": float(norms.mean()), "low": float(norms.min()), "high": float(norms.max())}
 
 
 def orthogonal(d: int) -> dict[str, float]:
-    """The norm for unit vectors that are equal, and for two that are orthogonal."""
+    """The norm for equal and for orthogonal unit vectors."""
     e = torch.eye(d, dtype=torch.float64)
     return {
         "equal": float(torch.linalg.matrix_norm(transition(e[0], e[0]), ord=2)),
@@ -84,7 +84,7 @@ def fresh(d: int, form: str, **options: Any) -> Measure:
 
 
 def fitted(d: int) -> Measure:
-    """Unnormalised, at a fresh A, with the one key scale that the paper's four numbers suggest."""
+    """Unnormalised norms at a fresh A, with the one key scale that the paper's four numbers imply."""
     return fresh(d, "v2", feature_map="identity", key_scale=FITTED_SCALE)
 
 
@@ -101,7 +101,7 @@ def conditions(preset: Preset) -> dict[tuple[str, int], Measure]:
 
 
 def runs(preset: Preset) -> Sequence[Measure]:
-    """Both forms along trajectories and at a fresh A, and the search."""
+    """Both forms along trajectories and at a fresh A, and the search for the paper's inputs."""
     return [
         EXTREMES,
         *(along(preset, d, "v3", penalty=penalty) for d in DIMENSIONS for penalty in ("root", "unit")),
@@ -112,7 +112,7 @@ def runs(preset: Preset) -> Sequence[Measure]:
 
 
 def judge_unit(results: Results, preset: Preset) -> Finding:
-    """Proposition 2, by the greatest norm that unit vectors gave."""
+    """Proposition 2, by the largest norm with unit vectors."""
     asked = [along(preset, d, "v3", penalty=penalty) for d in DIMENSIONS for penalty in ("root", "unit")]
     found = [results.need(run) for run in asked]
     greatest, run = max(
@@ -120,18 +120,18 @@ def judge_unit(results: Results, preset: Preset) -> Finding:
     )
     off = max(value["closed form off by"] for value in found)
     if greatest <= 1 + 1e-6:
-        return Finding(REPRODUCED, greatest, note="the greatest of all tokens")
+        return Finding(REPRODUCED, greatest, note="the largest over all tokens")
     c = (5 - (2 * greatest - 1) ** 2) / 4
     where = f"d_h = {run.arguments['d']}, penalty {run.arguments['options']['penalty']}"
     note = (
-        f"greatest of all tokens, at {where}, k.a = {c:.2f}; the norm is (1 + sqrt(5 - 4c)) / 2 with c = k.a (off by "
-        f"{off:.0e}), 1 only where a = k"
+        f"largest over all tokens, at {where}, k.a = {c:.2f}. The norm is (1 + sqrt(5 - 4c)) / 2 with c = k.a (checked "
+        f"to {off:.0e}); it is 1 only for a = k"
     )
     return Finding(FALSE, greatest, note=note)
 
 
 def judge_orthogonal(results: Results, preset: Preset) -> Finding:
-    """The appendix's step: 1 for orthogonal vectors."""
+    """A step of the appendix's proof: the norm is 1 for orthogonal vectors."""
     found = results.need(EXTREMES)
     verdict = REPRODUCED if abs(found["orthogonal"] - 1) <= 1e-6 else FALSE
     note = f"k = e1, a = e2: the golden ratio {unit_norm(0):.4f}; for a = k it is {found['equal']:.4f}, not 2"
@@ -139,7 +139,7 @@ def judge_orthogonal(results: Results, preset: Preset) -> Finding:
 
 
 def judge_normalised(d: int) -> Judge:
-    """The table's 1.000: late in a trajectory, and at a fresh A."""
+    """The table's 1.000, late in a trajectory and at a fresh A."""
 
     def judge(results: Results, preset: Preset) -> Finding:
         run = along(preset, d, "v3", penalty="root")
@@ -156,7 +156,7 @@ def judge_normalised(d: int) -> Judge:
 
 
 def judge_unnormalised(d: int) -> Judge:
-    """The table's unnormalised norm: with the paper's settings, and with a key scale fitted to its own numbers."""
+    """The table's unnormalised norm, with the paper's settings and with a key scale fitted to its numbers."""
 
     def judge(results: Results, preset: Preset) -> Finding:
         run = conditions(preset)[next(iter(CONDITIONS)), d]
@@ -164,12 +164,12 @@ def judge_unnormalised(d: int) -> Judge:
         paper, ours = PAPER_V2[d], found["mean"]
         inside = [t for t, x in zip(found["steps"], ours, strict=True) if abs(x - paper) <= 0.1 * paper]
         if len(inside) == len(ours):
-            return Finding(REPRODUCED, ours[-1], note="ELU + 1, unit-variance raw keys, at every token looked at")
+            return Finding(REPRODUCED, ours[-1], note="ELU + 1, unit-variance raw keys, at all tokens measured")
         seen = ", ".join(f"{ours[i]:.4g} at t = {found['steps'][i]}" for i in (0, -1))
         verdict = CONDITIONAL if fit["low"] <= paper <= fit["high"] else NOT_REPRODUCED
         note = (
-            f"at a fresh A, no feature map, raw keys of deviation {FITTED_SCALE:.3f} (one scale, fitted to the paper's "
-            f"four numbers); with ELU + 1 and raw keys of deviation 1, {seen}"
+            f"at a fresh A, without a feature map, raw keys with standard deviation {FITTED_SCALE:.3f} (one scale, "
+            f"fitted to the paper's four numbers). With ELU + 1 and unit-variance raw keys it is {seen}"
         )
         return Finding(verdict, fit["mean"], fit["low"], fit["high"], 256, note)
 
@@ -177,15 +177,15 @@ def judge_unnormalised(d: int) -> Judge:
 
 
 def judge_growth(results: Results, preset: Preset) -> Finding:
-    """Growth in proportion to d / lambda0, by the ratio of the norms at d = 128 and 32, early and late."""
+    """Growth in proportion to d / lambda0: the ratio of the norms at d = 128 and 32, early and late."""
     name = next(iter(CONDITIONS))
     found = {d: results.need(conditions(preset)[name, d]) for d in (32, 128)}
     early, late = (found[128]["mean"][i] / found[32]["mean"][i] for i in (0, -1))
     last = found[32]["steps"][-1]
     scale = found[32]["mean"][0] / (32 / LAMBDA0)
     note = (
-        f"ratio of the norms at d = 128 and 32 (4 if in proportion), first token; {late:.3g} after {last} tokens. The "
-        f"first is {scale:.2g} d / lambda0 here; the paper's own table has 0.0168 d / lambda0 at d = 32"
+        f"ratio of the norms at d = 128 and 32 at the first token (4 if in proportion); {late:.3g} after {last} "
+        f"tokens. At d = 32 the first norm is {scale:.2g} d / lambda0; the paper's table has 0.0168 d / lambda0"
     )
     if abs(early - 4) > 0.8:
         return Finding(NOT_REPRODUCED, early, note=note)
@@ -193,7 +193,7 @@ def judge_growth(results: Results, preset: Preset) -> Finding:
 
 
 def claims() -> list[Claim]:
-    """Proposition 2, its proof, and every cell of the table."""
+    """Proposition 2, a step of its proof, and every cell of the table."""
     return [
         Claim(
             "P13-unit-jacobian",
@@ -217,7 +217,7 @@ def claims() -> list[Claim]:
                 "Jacobian table, VLAv3",
                 f"the norm measured with unit vectors at d_h = {d} is 1.000",
                 1.0,
-                "within 0.001 at the last token of a random trajectory; with conditions, if only at a fresh A",
+                "within 0.001 of 1 at the last token of a random trajectory; with conditions, if only at a fresh A",
                 judge_normalised(d),
             )
             for d in DIMENSIONS
@@ -228,8 +228,9 @@ def claims() -> list[Claim]:
                 "Jacobian table, VLAv2",
                 f"the norm measured without normalisation at d_h = {d} is {PAPER_V2[d]:g}",
                 PAPER_V2[d],
-                "within a tenth at every token looked at; with conditions, if within the spread of 256 fresh states "
-                "at one key scale fitted to all four numbers",
+                "within 10% at all tokens measured; with conditions, if within the spread of 256 fresh states at one "
+                "key "
+                "scale fitted to all four numbers",
                 judge_unnormalised(d),
             )
             for d in DIMENSIONS
@@ -239,14 +240,14 @@ def claims() -> list[Claim]:
             "section 4.2",
             "without normalisation the norm grows as d_h / lambda0",
             4.0,
-            "the norm at d_h = 128 is 4 +- 0.8 times that at 32; with conditions, if at the first token only",
+            "the norm at d_h = 128 is 4 +- 0.8 times that at 32; with conditions, if only at the first token",
             judge_growth,
         ),
     ]
 
 
 def figures(results: Results, preset: Preset) -> list[Figure]:
-    """Norms over dimensions: both forms, the paper's, and the closed form at the measured k.a."""
+    """Norms by dimension: both forms, the paper's numbers, and the closed form at the measured k.a."""
     points: list[dict[str, object]] = []
     for d in DIMENSIONS:
         points.append({"x": d, "y": PAPER_V2[d], "series": "unnormalised", "source": "paper"})
@@ -266,7 +267,7 @@ def figures(results: Results, preset: Preset) -> list[Figure]:
 
 
 def tables(results: Results, preset: Preset) -> list[Table]:
-    """The normalised norms by token, and the search for the unnormalised ones."""
+    """Normalised norms by token, and the search for the unnormalised ones."""
     at = [f"t = {t}" for t in STEPS]
     normalised: list[list[Value]] = []
     for penalty, shown in (("root", "1/sqrt(d)"), ("unit", "1")):
@@ -293,9 +294,8 @@ ITEM = Item(
     title="Spectral norm of the recurrence's Jacobian",
     about=(
         "One step takes S to S (I - k a^T) + v a^T. Proposition 2 says that the spectral norm of I - a k^T is 1 for "
-        "unit vectors. It is (1 + sqrt(5 - 4c)) / 2 with c = k.a: between 1, for a = k, and the golden ratio for "
-        "orthogonal vectors, and up to 2. Measured by singular values along trajectories of the operator on random "
-        "inputs."
+        "unit vectors. In fact it is (1 + sqrt(5 - 4c)) / 2 with c = k.a: 1 for a = k, the golden ratio for orthogonal "
+        "vectors, and up to 2. It is measured by singular values along trajectories of the operator on random inputs."
     ),
     claims=claims(),
     runs=runs,

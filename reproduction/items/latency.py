@@ -1,4 +1,4 @@
-"""P15: forward latency and throughput over T, the speed-up over a loop, and where VLA overtakes softmax attention."""
+"""P15: forward latency and throughput by T, the speed-up over a loop, and the crossover with softmax attention."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,19 +14,19 @@ MECHANISMS = timing.MECHANISMS
 SHORT = (128, 256, 512, 1024, 2048)  # the paper's
 LONG = (4096, 8192, 16_384, 32_768, 65_536)
 HEADS = {"H": 4, "D": 32}  # the paper's model
-LARGE = {"H": 16, "D": 128}  # where a crossover is looked for
+LARGE = {"H": 16, "D": 128}  # the heads that the crossover is measured with
 PAPER_SPEEDUP, PAPER_CROSSOVER = 14.0, 43_000
 
 
 def latencies(T: int, H: int, D: int, rounds: int, dtype: str = "float32", gpu: bool = False) -> dict[str, Any]:
-    """Seconds of a forward of one sequence, each mechanism in its fastest form. `gpu`: on a GPU or not at all."""
+    """Forward seconds of one sequence, each mechanism on its fastest backend. `gpu`: refuse to run on a CPU."""
     timing.need(gpu)
     calls = {name: timing.forward(name, 1, T, H, D, dtype=dtype) for name in MECHANISMS}
     return {"device": timing.device(), "name": timing.device_name(), "seconds": timing.medians(calls, rounds)}
 
 
 def speedup(T: int, H: int, D: int, rounds: int, gpu: bool = False) -> dict[str, Any]:
-    """Seconds of VLA's forward as a loop over tokens, and in the fastest form there is here."""
+    """Seconds of VLA's forward as a loop over tokens and on the fastest backend."""
     timing.need(gpu)
     calls = {
         name: timing.forward("vla", 1, T, H, D, backend) for name, backend in (("loop", "reference"), ("best", "auto"))
@@ -35,16 +35,16 @@ def speedup(T: int, H: int, D: int, rounds: int, gpu: bool = False) -> dict[str,
 
 
 def others(T: int, H: int, D: int, rounds: int, dtype: str, gpu: bool = False) -> dict[str, Any]:
-    """The same for VLA without refresh, and for softmax attention by the kernel that the paper names."""
+    """Forward seconds of VLA without refresh, and of softmax attention with the kernel that the paper names."""
     timing.need(gpu)
     calls = {name: timing.forward(name, 1, T, H, D, dtype=dtype) for name in (timing.FLASH, timing.NO_REFRESH)}
     return {"device": timing.device(), "name": timing.device_name(), "seconds": timing.medians(calls, rounds)}
 
 
 def crossover(softmax: Mapping[int, float], vla: Mapping[int, float]) -> float | None:
-    """The T from which VLA is faster, between two that were measured: where the lines on log-log axes cross.
+    """The T from which VLA is faster: where the lines between measured points cross on log-log axes.
 
-    The first T measured if VLA is faster throughout, infinity if it is slower at the longest; None without times.
+    The shortest T if VLA is always faster, infinity if it is slower at the longest T, None without times.
     """
     lengths = sorted(set(softmax) & set(vla))
     if not lengths:
@@ -55,7 +55,7 @@ def crossover(softmax: Mapping[int, float], vla: Mapping[int, float]) -> float |
     slower = [i for i, gap in enumerate(gaps) if gap > 0]
     if not slower:
         return float(lengths[0])
-    i = slower[-1]  # faster at all later ones
+    i = slower[-1]  # VLA is faster at all longer T
     share = gaps[i] / (gaps[i] - gaps[i + 1])
     return math.exp(math.log(lengths[i]) + share * math.log(lengths[i + 1] / lengths[i]))
 
@@ -67,7 +67,7 @@ def time_run(preset: Preset, T: int, heads: Mapping[str, int], dtype: str = "flo
 
 
 def lengths(preset: Preset) -> tuple[int, ...]:
-    """The paper's; and, at the full preset, on to 65 536."""
+    """The paper's lengths; the full preset goes on to 65 536."""
     return SHORT if preset.quick else SHORT + LONG
 
 
@@ -82,7 +82,7 @@ def large(preset: Preset, dtype: str) -> dict[int, Measure]:
 
 
 def other(preset: Preset) -> dict[int, Measure]:
-    """The other forms, in bfloat16, by T; on a GPU alone."""
+    """The other forms in bfloat16, by T; only on a GPU."""
     if preset.quick:
         return {}
     given = {**LARGE, "rounds": 5, "dtype": "bfloat16", **timing.place(preset)}
@@ -90,41 +90,41 @@ def other(preset: Preset) -> dict[int, Measure]:
 
 
 def speed_run(preset: Preset) -> Measure:
-    """At the paper's T = 4096, or a quarter of it."""
+    """The speed-up at the paper's T = 4096; the quick preset has 1024."""
     T = 1024 if preset.quick else 4096
     return Measure(speedup, {"T": T, **HEADS, "rounds": 3, **timing.place(preset)}, timed=True)
 
 
 def precisions(preset: Preset) -> tuple[str, ...]:
-    """What the crossover is looked for in: softmax attention has its fast kernels in bfloat16, on a GPU."""
+    """The precisions of the crossover. Softmax attention has its fast GPU kernels in bfloat16."""
     return ("float32",) if preset.quick else ("float32", "bfloat16")
 
 
 def runs(preset: Preset) -> Sequence[Measure]:
-    """Times of all lengths, and the speed-up."""
+    """Times at all lengths, and the speed-up."""
     wide = [run for dtype in precisions(preset) for run in large(preset, dtype).values()]
     return [*small(preset).values(), *wide, *other(preset).values(), speed_run(preset)]
 
 
 def seconds(results: Results, asked: Mapping[int, Measure], mechanism: str) -> dict[int, float]:
-    """Times by T, of those there are."""
+    """Recorded times of a mechanism, by T."""
     found = {T: results.value(run) for T, run in asked.items()}
     return {T: value["seconds"][mechanism] for T, value in found.items() if value is not None}
 
 
 def recorded(results: Results, preset: Preset, dtype: str | None = None) -> dict[int, Measure]:
-    """Runs by T that were made: of the paper's model, or of the large heads in a precision."""
+    """Recorded runs by T: of the paper's model, or of the large heads in one precision."""
     every = small(preset) if dtype is None else large(preset, dtype)
     return {T: run for T, run in every.items() if results.value(run) is not None}
 
 
 def machine(results: Results, asked: Mapping[int, Measure]) -> str:
-    """What the times were taken on."""
+    """The names of the devices that the times were taken on."""
     return ", ".join(sorted({str(results.value(run)["name"]) for run in asked.values()}))
 
 
 def slope(times: Mapping[int, float]) -> float:
-    """The exponent of T over the three longest: the slope of the line through them on log-log axes."""
+    """The exponent of T: the slope of the line through the three longest T on log-log axes."""
     longest = sorted(times)[-3:]
     x, y = [math.log(T) for T in longest], [math.log(times[T]) for T in longest]
     middle, height = sum(x) / len(x), sum(y) / len(y)
@@ -133,7 +133,7 @@ def slope(times: Mapping[int, float]) -> float:
 
 
 def judge_linear_time(results: Results, preset: Preset) -> Finding:
-    """Linear time of the three, by the slope over the longest T."""
+    """Whether three mechanisms take linear time, by the slope over the longest T."""
     asked = recorded(results, preset)
     if len(asked) < 2:
         return MISSING
@@ -141,12 +141,12 @@ def judge_linear_time(results: Results, preset: Preset) -> Finding:
     worst = max(slopes[name] for name in MECHANISMS if name != "softmax")
     shown = ", ".join(f"{name} {x:.2f}" for name, x in slopes.items())
     first, *_, last = sorted(asked)[-3:]
-    note = f"greatest exponent of the three from T = {first} to {last}, {machine(results, asked)}: {shown}"
+    note = f"largest exponent of the three from T = {first} to {last}, {machine(results, asked)}: {shown}"
     return Finding(REPRODUCED if worst <= 1.2 else NOT_REPRODUCED, worst, note=note)
 
 
 def judge_short(results: Results, preset: Preset) -> Finding:
-    """Softmax attention is the fastest at T = 128."""
+    """Whether softmax attention is the fastest at T = 128."""
     asked = {T: run for T, run in recorded(results, preset).items() if SHORT[0] == T}
     if not asked:
         return MISSING
@@ -159,19 +159,19 @@ def judge_short(results: Results, preset: Preset) -> Finding:
 
 
 def judge_speedup(results: Results, preset: Preset) -> Finding:
-    """The fastest form over the loop."""
+    """The speed-up of the fastest backend over the loop."""
     run = speed_run(preset)
     found = results.need(run)
     ours = found["seconds"]["loop"] / found["seconds"]["best"]
     good = CONDITIONAL if preset.quick else REPRODUCED
     note = f"at T = {run.arguments['T']}, four heads of 32, {found['name']}: {1e3 * found['seconds']['best']:.2f} ms"
     if found["device"] == "cpu":
-        note += "; without a GPU: the chunk-wise form in PyTorch over the loop"
+        note += "; without a GPU: the chunk-wise form in PyTorch against the loop"
     return Finding(good if ours >= PAPER_SPEEDUP else NOT_REPRODUCED, ours, note=note)
 
 
 def judge_crossover(results: Results, preset: Preset) -> Finding:
-    """Where VLA overtakes softmax attention, on a GPU."""
+    """From which T on VLA is faster than softmax attention, on a GPU."""
     parts, ours, on_gpu, end = [], None, False, 0
     for dtype in precisions(preset):
         asked = recorded(results, preset, dtype)
@@ -185,14 +185,14 @@ def judge_crossover(results: Results, preset: Preset) -> Finding:
     if ours is None or not on_gpu or (math.isinf(ours) and end < PAPER_CROSSOVER):
         needs = "needs a GPU" if not on_gpu else "needs longer sequences: the full preset"
         return Finding(MISSING.verdict, note="; ".join((needs, *parts)))
-    note = "tokens, one sequence, sixteen heads of 128, the later of the precisions: " + "; ".join(parts)
+    note = "tokens, one sequence, sixteen heads of 128, the later of the two precisions: " + "; ".join(parts)
     note += by_form(results, preset)
     verdict = REPRODUCED if ours <= PAPER_CROSSOVER else NOT_REPRODUCED
     return Finding(verdict, ours if math.isfinite(ours) else "none", note=note)
 
 
 def by_form(results: Results, preset: Preset) -> str:
-    """Where the forms of the two overtake each other in bfloat16, for a note."""
+    """The crossovers of the other forms of both in bfloat16, for a note."""
     asked = recorded(results, preset, "bfloat16")
     softmax = {"PyTorch's choice of kernel": seconds(results, asked, "softmax")}
     vla = {"refresh every 20 tokens": seconds(results, asked, "vla")}
@@ -205,14 +205,14 @@ def by_form(results: Results, preset: Preset) -> str:
 
 
 def claims() -> list[Claim]:
-    """The scaling figure, its text, and the abstract."""
+    """Claims of the scaling figure, its text and the abstract."""
     return [
         Claim(
             "P15-linear-time",
             "scaling figure",
             "linear attention, DeltaNet and VLA take time in proportion to T",
             1.0,
-            "time grows at most as T^1.2 over the longest three T",
+            "time grows at most as T^1.2 over the three longest T",
             judge_linear_time,
         ),
         Claim(
@@ -220,7 +220,7 @@ def claims() -> list[Claim]:
             "scaling figure",
             "softmax attention is the fastest at T = 128",
             "softmax",
-            "it has the least time of the four, each in its fastest form",
+            "it takes the least time of the four, each on its fastest backend",
             judge_short,
         ),
         Claim(
@@ -236,14 +236,14 @@ def claims() -> list[Claim]:
             "abstract, scaling figure",
             "VLA is faster than softmax attention from about 43 000 tokens",
             PAPER_CROSSOVER,
-            "on a GPU, overtakes at 43 000 tokens or before, B = 1, H = 16, D = 128, in float32 and bfloat16",
+            "on a GPU, VLA is faster from 43 000 tokens or fewer, B = 1, H = 16, D = 128, in float32 and bfloat16",
             judge_crossover,
         ),
     ]
 
 
 def figures(results: Results, preset: Preset) -> list[Figure]:
-    """Latency and throughput over T, of the paper's model and of the large heads."""
+    """Latency and throughput by T, for the paper's model and the large heads."""
     found = []
     shapes: dict[str, tuple[str | None, str]] = {
         "": (None, "four heads of 32"),
@@ -282,8 +282,8 @@ ITEM = Item(
     number="P15",
     title="Latency, throughput, and the crossover with softmax attention",
     about=(
-        "Forward time of one sequence, each mechanism in its fastest form here (softmax attention: PyTorch's "
-        "scaled_dot_product_attention). The full preset needs a GPU; the quick one takes what there is, and the "
+        "Forward time of one sequence, each mechanism on its fastest backend (softmax attention: PyTorch's "
+        "scaled_dot_product_attention). The full preset needs a GPU. The quick preset takes any device, but the "
         "crossover is not judged on a CPU."
     ),
     claims=claims(),

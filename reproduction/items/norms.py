@@ -1,4 +1,4 @@
-"""Norms of a model's memory while it reads random tokens, as many as one likes."""
+"""Norms of a model's memory while it reads random tokens, any number of them."""
 
 import math
 import tempfile
@@ -14,23 +14,23 @@ from varla.backbone import Backbone, backbone_config
 from varla.layers import LayerState
 from varla.training import Run, build_model, checkpoint, from_dict, train
 
-TOKENS = 1000  # of the paper's figure
+TOKENS = 1000  # the length of the paper's figure
 
 
 def untrained(mechanism: str, seed: int, T: int) -> dict[str, Any]:
-    """Norms in the last layer of an untrained model of the preset `paper`, fed random tokens."""
+    """Norms in the last layer of an untrained model (preset `paper`) that reads random tokens."""
     layer = CHANNEL if mechanism == "deltanet-paper" else {}
     return norms(Backbone(backbone_config("paper", mechanism, layer=layer), seed=seed), seed, T)
 
 
 def trained(steps: int, lr: float, seed: int, T: int) -> dict[str, Any]:
-    """The same in VLA after training on recall of 8 pairs, and its accuracy then."""
+    """The same norms in VLA after training on recall of 8 pairs, and its accuracy."""
     model, accuracy = trained_model(steps, lr, seed)
     return {"accuracy": accuracy, **norms(model, seed, T)}
 
 
 def value_lengths(steps: int, lr: float, seed: int, T: int) -> dict[str, float]:
-    """The mean length of a value in that layer, untrained and trained: S is a sum of values, and scales with them."""
+    """The mean length of the last layer's values, untrained and trained. S is a sum of values and scales with them."""
     untrained = Backbone(backbone_config("paper", "vla"), seed=seed)
     model, _ = trained_model(steps, lr, seed)
     return {"untrained": value_length(untrained, seed, T), "trained": value_length(model, seed, T)}
@@ -70,7 +70,7 @@ def trained_model(steps: int, lr: float, seed: int) -> tuple[Backbone, float]:
 
 @torch.no_grad()
 def norms(model: Backbone, seed: int, T: int) -> dict[str, Any]:
-    """{"t": tokens seen, "|S|": ..., "|A|": ...} in the last layer, means over heads, at about 60 numbers of tokens."""
+    """{"t": tokens read, "|S|": ..., "|A|": ...} in the last layer, means over heads, at about 60 lengths."""
     tokens = torch.randint(0, model.config.vocab_size - 1, (1, T), generator=torch.Generator().manual_seed(seed))
     found: dict[str, list[float]] = {"t": []}
     for t, readings in stream(model, tokens, marks(T)):
@@ -81,10 +81,10 @@ def norms(model: Backbone, seed: int, T: int) -> dict[str, Any]:
 
 
 def embedded(model: Backbone, tokens: Tensor, start: int) -> Tensor:
-    """Embeddings of tokens [1, T] from position `start` on: [1, T, d_model].
+    """Embeddings of tokens [1, T] at the positions from `start` on: [1, T, d_model].
 
-    Learned positions end at max_len: they begin again there, while the memory goes on. Up to max_len tokens this is
-    the model's own.
+    Learned positions start again after max_len, while the memory continues. Up to max_len tokens, these are the
+    model's own embeddings.
     """
     x: Tensor = model.embedding(tokens)
     if model.positions is not None:
@@ -93,7 +93,7 @@ def embedded(model: Backbone, tokens: Tensor, start: int) -> Tensor:
 
 
 def stream(model: Backbone, tokens: Tensor, ends: Sequence[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """Read tokens [1, T] in pieces that end at `ends`; after each, what the last layer has to show, [1, H] each."""
+    """Read tokens [1, T] in pieces that end at `ends`; after each, yield the last layer's readings, [1, H] each."""
     states: list[LayerState | None] = [None] * len(model.blocks)
     for start, end in zip((0, *ends), ends, strict=False):
         x = mixed = embedded(model, tokens[:, start:end], start)
@@ -108,7 +108,7 @@ def stream(model: Backbone, tokens: Tensor, ends: Sequence[int]) -> Iterator[tup
 
 
 def marks(T: int) -> list[int]:
-    """Numbers of tokens to look at: every 25 to a thousand, and then about ten for each factor of ten, by thousands."""
+    """The lengths to measure at: every 25 up to 1000, then about ten per factor of ten, in thousands."""
     dense = [1, *range(25, min(T, TOKENS) + 1, 25)]
     sparse = {
         round(10 ** (3 + i / 10) / TOKENS) * TOKENS for i in range(1, 1 + max(0, round(10 * math.log10(T / 1000))))

@@ -1,4 +1,4 @@
-"""Numerical tests of what the paper proves: bounded state, exact recovery, reduction to linear attention."""
+"""Numerical tests of the paper's propositions: bounded state, exact recovery, reduction to linear attention."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from varla.ops.reference import apply, dot, outer
 
 
 def random_state(d: int, T: int, rows: int, seed: int) -> dict[str, Any]:
-    """The norm of S and the residuals over T tokens of random inputs with unit-variance values, and the bound."""
+    """Norms of S, residuals and the bound over T tokens of random inputs with unit-variance values."""
     k, a, _ = trajectory(Inputs(d, penalty="unit"), T, rows, seed)
     v = torch.stack([draw(20_000 + seed + row, (T, d)) for row in range(rows)], 1)
     S = torch.zeros(rows, d, d, dtype=torch.float64)
@@ -35,11 +35,11 @@ def random_state(d: int, T: int, rows: int, seed: int) -> dict[str, Any]:
 
 
 def depleted(s: float, T: int, refresh_every: int | None, d: int = 8, first: int = 20_000) -> dict[str, Any]:
-    """A bounded input without a uniform bound on S: |v| = 1, and a key with a component s off a depleted axis.
+    """A counter-example to a uniform bound on S: |v| = 1, and a key with a small component s off a depleted axis.
 
-    First A is depleted along e1 by `first` tokens u = e1 whose values are zero, so that S stays zero. Then one key
-    sqrt(1 - s^2) e1 + s e2 is repeated with one value, still with u = e1: a is almost e2, c = k.a is about s, and S
-    grows by 1 - c of what it grew before, up to |v| / c.
+    First, `first` tokens with u = e1 and zero values deplete A along e1; S stays zero. Then the key
+    sqrt(1 - s^2) e1 + s e2 is repeated with one value and u = e1. Now a is almost e2 and c = k.a is about s. Each
+    repetition adds 1 - c times what the one before added, so |S| approaches |v| / c.
     """
     e = torch.eye(d, dtype=torch.float64)
     key = (1 - s * s) ** 0.5 * e[0] + s * e[1]
@@ -68,9 +68,9 @@ def depleted(s: float, T: int, refresh_every: int | None, d: int = 8, first: int
 def recovery(
     n: int, d: int, rows: int, seed: int, gain: str, u: str, keys: str, lambda0: float = 0.1
 ) -> dict[str, float]:
-    """|S k - v| / |v| after n pairs: the mean over all of them, and that of the newest, over rows.
+    """|S k - v| / |v| after n pairs, over `rows` seeds: the mean, the worst, and the worst of the newest pair.
 
-    `u`: "map" for u = W k with a random W, "key" for u = k, "none" for A fixed. No refresh, which would only disturb.
+    `u`: "map" for u = W k with a random W, "key" for u = k, "none" for A fixed. There is no refresh.
     """
     k = torch.stack([key_set(keys, n, d, seed + row) for row in range(rows)])
     v = torch.stack([draw(30_000 + seed + row, (n, d)) for row in range(rows)])
@@ -86,15 +86,15 @@ def recovery(
 
 
 def key_set(kind: str, n: int, d: int, seed: int) -> Tensor:
-    """n unit keys [n, d]: random (linearly independent, with probability 1, for n <= d) or orthonormal."""
+    """n unit keys [n, d]: orthonormal, or random (linearly independent with probability 1 for n <= d)."""
     drawn = draw(seed, (d, d))
     return torch.linalg.qr(drawn).Q[:n] if kind == "orthonormal" else unit(drawn)[0][:n]
 
 
 def reduction(n: int, d: int, seed: int, keys: str) -> dict[str, float]:
-    """S of VLA with u = 0 and A fixed, after n tokens, against two others': relative differences.
+    """Relative differences between S of VLA with u = 0 after n tokens and S of other mechanisms.
 
-    "delta rule": at full strength, beta = 1. "linear attention": with unit keys.
+    "delta rule" has strength beta = 1; "linear attention" has unit keys; "A fixed" is VLA without penalty updates.
     """
     k, v = key_set(keys, n, d, seed)[None, :, None], draw(50_000 + seed, (1, n, 1, d))
     zero, one = torch.zeros_like(k), torch.ones(1, n, 1, dtype=torch.float64)
@@ -109,7 +109,7 @@ def reduction(n: int, d: int, seed: int, keys: str) -> dict[str, float]:
 
 
 def fixed_norm(d: int, rows: int, seed: int) -> dict[str, float]:
-    """The greatest spectral norm of a step in 500 tokens: with A fixed, and with A updated."""
+    """The largest spectral norm of a step in 500 tokens, with A fixed and with A updated."""
     found = {}
     for name, penalty in (("fixed", "none"), ("updated", "root")):
         k, a, _ = trajectory(Inputs(d, penalty=penalty), 500, rows, seed)

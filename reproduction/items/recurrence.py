@@ -1,4 +1,4 @@
-"""The recurrence S <- S (I - k a^T) + v a^T on random inputs: its keys and write directions, and norms of I - a k^T."""
+"""The recurrence S <- S (I - k a^T) + v a^T on random inputs: keys, write directions, norms of I - a k^T."""
 
 import math
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ FORMS = ("v2", "v3", "rls")
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a trajectory is drawn from: raw keys N(0, 1), and u = W k with one random W, as in an untrained layer.
+    """The inputs of a trajectory: raw keys N(0, 1) and u = W k with one random W, as in an untrained layer.
 
-    `form`: "v3" is the paper's VLA, key and write direction of unit length; "v2" has neither; "rls" is classical
-    recursive least squares, u = k and the write direction A k as it is. `key_scale` is the deviation of raw keys.
-    `penalty`: "root" for |u| = 1 / sqrt(d) (Algorithm 1), "unit" for |u| = 1 (eq. penalty), "none" for A fixed.
+    `form`: "v3" is the paper's VLA, with unit keys and unit write directions; "v2" normalises neither; "rls" is
+    classical recursive least squares, with u = k and write direction A k. `key_scale` is the standard deviation of raw
+    keys. `penalty`: "root" for |u| = 1 / sqrt(d) (Algorithm 1), "unit" for |u| = 1 (eq. penalty), "none" for A fixed.
     """
 
     d: int
@@ -30,7 +30,7 @@ class Inputs:
     lambda0: float = 0.1
 
     def __post_init__(self) -> None:
-        """Check the two names that nothing else checks."""
+        """Check the names that nothing else checks."""
         if self.form not in FORMS:
             raise ValueError(f"form must be one of {', '.join(FORMS)}, got {self.form!r}")
         if self.penalty not in ("root", "unit", "none"):
@@ -38,7 +38,7 @@ class Inputs:
 
     @property
     def settings(self) -> VLASettings:
-        """The operator's. Recursive least squares has no refresh: it would not be least squares with one."""
+        """The operator's settings. Recursive least squares has no refresh, which would make it something else."""
         return VLASettings(
             lambda0=self.lambda0,
             refresh_every=None if self.form == "rls" else 20,
@@ -54,9 +54,9 @@ class Inputs:
 
 
 def trajectory(inputs: Inputs, T: int, rows: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(k, a, A): keys and write directions [T, rows, d] as the operator has them, and the last A [rows, d, d].
+    """(k, a, A): the operator's keys and write directions [T, rows, d], and the last A [rows, d, d].
 
-    Row r is drawn with the seed `seed + r`, in float64.
+    Row r is drawn in float64 with the seed `seed + r`.
     """
     settings = inputs.settings
     drawn = torch.stack([draw(seed + row, (T + inputs.d, inputs.d)) for row in range(rows)])
@@ -76,26 +76,26 @@ def trajectory(inputs: Inputs, T: int, rows: int, seed: int) -> tuple[Tensor, Te
 
 
 def least_squares_step(A: Tensor, k: Tensor) -> Tensor:
-    """A after u = k of whatever length it has: the operator would normalise it."""
+    """A after a token with u = k, which is not normalised here, unlike in the operator."""
     z = apply(A, k)
     return A - outer(z, z) / (1 + dot(k, z))[..., None]
 
 
 def draw(seed: int, shape: tuple[int, ...]) -> Tensor:
-    """N(0, 1) in float64 from a generator of its own."""
+    """N(0, 1) numbers in float64, from a new generator with this seed."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def transition(k: Tensor, a: Tensor) -> Tensor:
-    """I - a k^T [..., d, d]: what a gradient of S is multiplied by, from the right, on its way back through a token."""
+    """I - a k^T [..., d, d]: a gradient of S is multiplied by it from the right on the way back through a token."""
     return torch.eye(k.shape[-1], dtype=k.dtype) - outer(a, k)
 
 
 def spectral_norm(k: Tensor, a: Tensor) -> Tensor:
-    """The greatest singular value of I - a k^T, in closed form, for vectors [..., d] of any length, d >= 2.
+    """The largest singular value of I - a k^T in closed form, for vectors [..., d] of any length, d >= 2.
 
     With c = k.a and p = |k|^2 |a|^2, the two singular values that may differ from 1 have s1^2 + s2^2 = 2 - 2c + p and
-    s1 s2 = |1 - c|. For unit vectors the greater is (1 + sqrt(5 - 4c)) / 2.
+    s1 s2 = |1 - c|. For unit vectors the larger one is (1 + sqrt(5 - 4c)) / 2.
     """
     c = dot(k, a)[..., 0]
     p = dot(k, k)[..., 0] * dot(a, a)[..., 0]
@@ -103,5 +103,5 @@ def spectral_norm(k: Tensor, a: Tensor) -> Tensor:
 
 
 def unit_norm(c: float) -> float:
-    """The same for unit vectors with k.a = c."""
+    """The same norm for unit vectors with k.a = c."""
     return (1 + math.sqrt(5 - 4 * c)) / 2

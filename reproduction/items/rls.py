@@ -1,4 +1,4 @@
-"""P17: classical recursive least squares beside VLA: the same A, another gain, and who is stable."""
+"""P17: classical recursive least squares (RLS) beside VLA: the same A, another gain, and which one is stable."""
 
 import math
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from varla.ops.reference import apply, dot, outer
 
 
 def fit(d: int, T: int, seed: int, gain: str, u: str) -> dict[str, float]:
-    """Relative errors after T pairs of a true linear map with noise: of A, of S against ridge regression, of S k = v.
+    """Relative errors after T pairs of a noisy linear map: of A, of S against ridge regression, and of S k = v.
 
-    `u`: "key" for u = k (least squares), "map" for u = W k with a random W (VLA). "objective" is the minimiser of the
-    paper's own eq. (vla-obj), whose penalty is M = A^-1.
+    `u`: "key" for u = k (least squares), "map" for u = W k with a random W (VLA). "objective" compares S with the
+    minimiser of the paper's eq. (vla-obj), whose penalty is M = A^-1.
     """
     k, v, W = unit(draw(seed, (T, d)))[0], draw(seed + 1, (T, d)), draw(seed + 2, (d, d))
     v = k @ W.mT / math.sqrt(d) + 0.1 * v
@@ -45,7 +45,7 @@ def fit(d: int, T: int, seed: int, gain: str, u: str) -> dict[str, float]:
 
 
 def sources(d: int, T: int, seed: int) -> dict[str, float]:
-    """A_{t-1} k / (1 + k A_{t-1} k) against A_t k, for u = k: the greatest relative difference in T tokens."""
+    """The largest relative difference of A_{t-1} k / (1 + k A_{t-1} k) and A_t k in T tokens, for u = k."""
     k = unit(draw(seed, (T, d)))[0]
     A, most = torch.eye(d, dtype=torch.float64) / LAMBDA0, 0.0
     for key in k:
@@ -58,7 +58,7 @@ def sources(d: int, T: int, seed: int) -> dict[str, float]:
 
 
 def jacobians(d: int, T: int, rows: int, seed: int, form: str, feature_map: str) -> dict[str, Any]:
-    """Spectral norms of single steps along T tokens, and of their product; and the product against lambda0 A_T."""
+    """Spectral norms of single steps and of their product over T tokens; and the product against lambda0 A_T."""
     k, a, A = trajectory(Inputs(d, form, feature_map), T, rows, seed)
     product = torch.eye(d, dtype=torch.float64).expand(rows, d, d)
     most = torch.ones((), dtype=torch.float64)
@@ -76,13 +76,13 @@ def jacobians(d: int, T: int, rows: int, seed: int, form: str, feature_map: str)
 
 
 def fit_run(preset: Preset, form: str) -> Measure:
-    """Either's errors. 200 pairs in 32 dimensions."""
+    """The errors of RLS or VLA, 200 pairs in 32 dimensions."""
     options = {"rls": {"gain": "raw", "u": "key"}, "vla": {"gain": "unit", "u": "map"}}[form]
     return Measure(fit, {"d": 32, "T": 200, "seed": 42, **options})
 
 
 def jacobian_run(preset: Preset, d: int, form: str, feature_map: str = "elu1") -> Measure:
-    """Either's Jacobians."""
+    """The Jacobians of RLS or VLA."""
     T, rows = (200, 2) if preset.quick else (1000, 8)
     given = {"d": d, "T": T, "rows": rows, "seed": 42, "form": form, "feature_map": feature_map}
     return Measure(jacobians, given)
@@ -101,37 +101,37 @@ def runs(preset: Preset) -> Sequence[Measure]:
 
 
 def judge_inverse(results: Results, preset: Preset) -> Finding:
-    """A is the inverse of the penalty in both."""
+    """Whether A is the inverse of the penalty in both."""
     found = [results.need(fit_run(preset, form)) for form in ("rls", "vla")]
     worst = max(value["A"] for value in found)
-    note = "relative error of A against the inverse of lambda0 I + sum u u^T, 200 tokens, worse of the two"
+    note = "relative error of A against the inverse of lambda0 I + sum u u^T after 200 tokens, the worse of the two"
     return Finding(REPRODUCED if worst <= 1e-8 else FALSE, worst, note=note)
 
 
 def judge_source(results: Results, preset: Preset) -> Finding:
-    """That the source of alpha is a difference."""
+    """Whether taking alpha from A_t makes a difference."""
     found = results.need(SOURCES)
-    note = "greatest relative difference: RLS's gain A_{t-1} k / (1 + k.A_{t-1} k) is A_t k, by Sherman-Morrison"
+    note = "largest relative difference; RLS's gain A_{t-1} k / (1 + k.A_{t-1} k) is A_t k, by Sherman-Morrison"
     differs = found["most"] > 1e-8
     return Finding(REPRODUCED if differs else FALSE, found["most"], note=note)
 
 
 def judge_ridge(results: Results, preset: Preset) -> Finding:
-    """Least squares is ridge regression."""
+    """Whether RLS gives ridge regression."""
     found = results.need(fit_run(preset, "rls"))
     note = "relative error of S against ridge regression on 200 pairs, by a linear solve"
     return Finding(REPRODUCED if found["ridge"] <= 1e-8 else FALSE, found["ridge"], note=note)
 
 
 def judge_objective(results: Results, preset: Preset) -> Finding:
-    """VLA's S against the minimiser that it is said to be."""
+    """Whether VLA's S is the minimiser of its objective."""
     found = results.need(fit_run(preset, "vla"))
     if found["objective"] <= 1e-8:
         return Finding(REPRODUCED, found["objective"])
     note = (
-        f"relative distance of S from the minimiser, 200 pairs of a noisy linear map; from ridge regression "
-        f"{found['ridge']:.3g}. Error of S k = v over the pairs: {found['prediction']:.2f}, ridge "
-        f"{found['prediction of ridge']:.2f}"
+        f"relative distance of S from the minimiser, 200 pairs of a noisy linear map; {found['ridge']:.3g} from ridge "
+        f"regression. The relative error of S k = v over the pairs is {found['prediction']:.2f}, that of ridge "
+        f"regression {found['prediction of ridge']:.2f}"
     )
     return Finding(FALSE, found["objective"], note=note)
 
@@ -143,7 +143,7 @@ def judge_jacobian(form: str) -> Judge:
         found = {(d, m): results.need(jacobian_run(preset, d, form, m)) for d in DIMENSIONS for m in MAPS}
         greatest = max(value["greatest"] for value in found.values())
         first, last = (max(found[d, m]["mean"] for m in MAPS) for d in (DIMENSIONS[0], DIMENSIONS[-1]))
-        note = f"greatest of all tokens and dimensions; mean {first:.2f} at d_h = 32, {last:.2f} at 128"
+        note = f"largest over all tokens and dimensions; mean {first:.2f} at d_h = 32, {last:.2f} at 128"
         if form == "v3":
             return Finding(REPRODUCED if greatest <= 1 + 1e-6 else FALSE, greatest, note=note)
         claimed = DIMENSIONS[0] / LAMBDA0
@@ -156,27 +156,27 @@ def judge_jacobian(form: str) -> Judge:
 
 
 def judge_explosion(results: Results, preset: Preset) -> Finding:
-    """That least squares' gradients explode."""
+    """Whether the gradients of RLS explode."""
     found = [results.need(jacobian_run(preset, d, "rls", m)) for d in DIMENSIONS for m in MAPS]
     most, off = (max(value[name] for value in found) for name in ("product, greatest", "off lambda0 A"))
     note = (
-        f"operator norm of the product of all steps, greatest of all: the product is lambda0 A_T (off by {off:.0e}), "
-        "which is never above 1"
+        f"largest operator norm of the product of all steps; the product is lambda0 A_T (checked to {off:.0e}), which "
+        "is never above 1"
     )
     return Finding(REPRODUCED if most > 10 else FALSE, most, note=note)
 
 
 def judge_stable(results: Results, preset: Preset) -> Finding:
-    """That VLA's gradients are stable for all d."""
+    """Whether VLA's gradients are stable for all d."""
     found = [results.need(jacobian_run(preset, d, "v3", m)) for d in DIMENSIONS for m in MAPS]
     most = max(value["product, greatest"] for value in found)
-    note = "operator norm of the product of all steps, greatest of all horizons; see also the growth of gradients"
+    note = "largest operator norm of the product of all steps over all horizons; see also the growth of gradients"
     verdict = REPRODUCED if most <= 1 + 1e-6 else CONDITIONAL if most <= 10 else NOT_REPRODUCED
     return Finding(verdict, most, note=note)
 
 
 def claims() -> list[Claim]:
-    """The rows of the table, and the two statements around it."""
+    """The rows of the table, and two statements of the sections before it."""
     where = "appendix A, table of classical RLS"
     return [
         Claim(
@@ -184,7 +184,7 @@ def claims() -> list[Claim]:
             "A is the inverse of its penalty within 1e-8 in both", judge_inverse,
         ),
         Claim(
-            "P17-source", where, "to take alpha from A_t, not A_{t-1}, departs from classical RLS", "differs",
+            "P17-source", where, "taking alpha from A_t, not A_{t-1}, departs from classical RLS", "differs",
             "false if the two agree within 1e-8 for u = k", judge_source,
         ),
         Claim(
@@ -197,7 +197,7 @@ def claims() -> list[Claim]:
         ),
         Claim(
             "P17-jacobian-rls", where, "RLS: the norm of a step is d_h / lambda0 and grows", "320 to 1280",
-            "reached within a factor of 2 at d_h = 32 and three times as large at 128; false if it does not grow",
+            "within a factor of 2 at d_h = 32 and at least three times as large at 128; false if it does not grow",
             judge_jacobian("rls"),
         ),
         Claim(
@@ -216,7 +216,7 @@ def claims() -> list[Claim]:
 
 
 def figures(results: Results, preset: Preset) -> list[Figure]:
-    """Mean norms of a step over dimensions."""
+    """Mean norms of a step, by dimension."""
     points: list[dict[str, object]] = []
     for d in DIMENSIONS:
         points.append({"x": d, "y": d / LAMBDA0, "series": "RLS", "source": "paper"})
@@ -231,7 +231,7 @@ def figures(results: Results, preset: Preset) -> list[Figure]:
 
 
 def tables(results: Results, preset: Preset) -> list[Table]:
-    """Both, side by side, in every dimension."""
+    """RLS and VLA side by side in every dimension."""
     rows: list[list[Value]] = []
     names = ("mean", "greatest", "product, greatest", "product, last")
     for d in DIMENSIONS:
@@ -249,9 +249,10 @@ ITEM = Item(
     number="P17",
     title="Classical recursive least squares beside VLA",
     about=(
-        "The appendix sets VLA apart from classical recursive least squares, whose gradients are said to explode. The "
-        "product of its steps is lambda0 A_T exactly, which never exceeds 1: what explodes is a penalty that does not "
-        "follow the keys (VLAv2). And least squares is the minimiser that both are derived from; VLA's S is not."
+        "The appendix sets VLA apart from classical recursive least squares (RLS), whose gradients are said to "
+        "explode. But the product of RLS's steps is exactly lambda0 A_T, which never exceeds 1. Gradients explode if "
+        "the penalty does not follow the keys (VLAv2). RLS also keeps the minimiser that both are derived from; VLA's "
+        "S does not."
     ),
     claims=claims(),
     runs=runs,

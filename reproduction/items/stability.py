@@ -1,4 +1,4 @@
-"""P12: the norms of S and A over tokens, in an untrained model and in one that has learnt to recall."""
+"""P12: the norms of S and A over tokens, in an untrained model and in one trained on recall."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,30 +18,30 @@ MECHANISMS = ("linear", "deltanet-paper", "vla")
 
 
 def longest(preset: Preset, mechanism: str = "vla") -> int:
-    """Tokens of the long runs. The paper's DeltaNet is slow, a head for every channel, and shows nothing new later."""
+    """Tokens of the long runs. The paper's DeltaNet is slow (a head per channel) and shows nothing new later."""
     return 20_000 if preset.quick or mechanism == "deltanet-paper" else 100_000
 
 
 def run(preset: Preset, mechanism: str, seed: int) -> Measure:
-    """An untrained model's norms."""
+    """Norms of an untrained model."""
     return Measure(norms.untrained, {"mechanism": mechanism, "seed": seed, "T": longest(preset, mechanism)})
 
 
 def trained_run(preset: Preset) -> Measure:
-    """A trained model's norms."""
+    """Norms of a trained model."""
     steps = 200 if preset.quick else QUICK_TRAIN["steps"]
     given = {"steps": int(steps), "lr": QUICK_TRAIN["lr"], "seed": 42, "T": longest(preset)}
     return Measure(norms.trained, given)
 
 
 def lengths_run(preset: Preset) -> Measure:
-    """How long values are in the trained model and in an untrained one."""
+    """The length of values in the trained model and in an untrained one."""
     given = {**trained_run(preset).arguments, "T": TOKENS}
     return Measure(norms.value_lengths, given)
 
 
 def runs(preset: Preset) -> Sequence[Measure]:
-    """Every mechanism with every seed, and the trained one."""
+    """Every mechanism with every seed, and the trained model."""
     trained = [trained_run(preset), lengths_run(preset)]
     return [*(run(preset, name, seed) for name in MECHANISMS for seed in preset.seeds), *trained]
 
@@ -50,7 +50,7 @@ Norms = Mapping[str, Sequence[float]]
 
 
 def values(results: Results, preset: Preset, mechanism: str, pick: Callable[[Norms], float]) -> Sample | None:
-    """A number from each seed's norms; None unless all are there."""
+    """One number from each seed's norms; None unless all runs have a record."""
     found = [results.value(run(preset, mechanism, seed)) for seed in preset.seeds]
     return None if any(each is None for each in found) else Sample(tuple(pick(each) for each in found))
 
@@ -61,40 +61,41 @@ def at(t: int, name: str = "|S|") -> Callable[[Norms], float]:
 
 
 def most(name: str, low: int, high: float = math.inf) -> Callable[[Norms], float]:
-    """The greatest norm from t = low to high."""
+    """The largest norm from t = low to high."""
     return lambda norms: max(x for t, x in zip(norms["t"], norms[name], strict=True) if low <= t <= high)
 
 
 def judge_linear(results: Results, preset: Preset) -> Finding:
-    """Linear attention's norm after a thousand tokens."""
+    """Linear attention's norm after 1000 tokens."""
     found = need(values(results, preset, "linear", at(TOKENS)))
     close = 0.6 <= found.mean / 1630 <= 1.4
     return found.finding(REPRODUCED if close else NOT_REPRODUCED, "mean over heads; depends on the initial weights")
 
 
 def straightness(norms: Norms) -> float:
-    """The share of the variance of |S|, to a thousand tokens, that a straight line explains."""
+    """The share of the variance of |S| over 1000 tokens that a straight line explains."""
     pairs = [(t, y) for t, y in zip(norms["t"], norms["|S|"], strict=True) if t <= TOKENS]
     t, y = torch.tensor(pairs, dtype=torch.float64).unbind(1)
     return float(1 - (y - line(t, y)).square().sum() / (y - y.mean()).square().sum())
 
 
 def judge_rate(results: Results, preset: Preset) -> Finding:
-    """The rate of its growth to a thousand tokens, and how constant it is."""
+    """How fast linear attention's norm grows over 1000 tokens, and whether the rate is constant."""
     found = need(values(results, preset, "linear", at(TOKENS)))
     straight = need(values(results, preset, "linear", straightness))
     late = need(values(results, preset, "linear", lambda x: at(longest(preset))(x) / longest(preset)))
     rate = Sample(tuple(x / TOKENS for x in found.values))
     good = straight.low >= 0.99 and 0.6 <= rate.mean / 1.6 <= 1.4
-    note = f"a straight line explains {straight.low:.2%} of it; {late.mean:.3g} a token over {longest(preset)} tokens"
+    line_fits = f"a straight line explains {straight.low:.2%} of the variance"
+    note = f"per token; {line_fits}; {late.mean:.3g} per token over {longest(preset)} tokens"
     return rate.finding(REPRODUCED if good else NOT_REPRODUCED, note)
 
 
 def judge_vla(results: Results, preset: Preset) -> Finding:
-    """VLA's greatest norm in a thousand tokens."""
+    """VLA's largest norm in 1000 tokens."""
     found = need(values(results, preset, "vla", most("|S|", 1, TOKENS)))
     if found.mean < 15:
-        return found.finding(REPRODUCED, "greatest in a thousand tokens, mean over heads")
+        return found.finding(REPRODUCED, "largest in 1000 tokens, mean over heads")
     close = found.mean < 1.1 * 15
     return found.finding(CONDITIONAL if close else NOT_REPRODUCED, "depends on the initial weights: see the spread")
 
@@ -105,7 +106,7 @@ def judge_ratio(results: Results, preset: Preset) -> Finding:
     ratio = Sample(tuple(x / y for x, y in zip(linear.values, vla.values, strict=True)))
     good = 0.6 <= ratio.mean / 109 <= 1.4
     return ratio.finding(
-        REPRODUCED if good else NOT_REPRODUCED, "of keys of other lengths: only VLA's are unit vectors"
+        REPRODUCED if good else NOT_REPRODUCED, "keys have different lengths: only VLA's are unit vectors"
     )
 
 
@@ -113,12 +114,12 @@ def judge_penalty(results: Results, preset: Preset) -> Finding:
     """|A| at the start and after a thousand tokens."""
     first, last = (need(values(results, preset, "vla", at(t, "|A|"))) for t in (1, TOKENS))
     good = abs(first.mean - 56) <= 2 and 0.7 <= last.mean / 10 <= 1.4
-    note = f"after {TOKENS} tokens; {first.mean:.1f} after one; {math.sqrt(32) * 10:.1f} before"
+    note = f"after {TOKENS} tokens; {first.mean:.1f} after one token; {math.sqrt(32) * 10:.1f} at the start"
     return last.finding(REPRODUCED if good else NOT_REPRODUCED, note)
 
 
 def decays(norms: Norms, low: int = 25, high: int = TOKENS) -> dict[str, float]:
-    """Relative error (root mean square) of three two-parameter laws fitted to |A| from t = low to high."""
+    """Root-mean-square relative error of three two-parameter laws fitted to |A| from t = low to high."""
     t = torch.tensor([x for x in norms["t"] if low <= x <= high], dtype=torch.float64)
     y = torch.tensor(
         [a for x, a in zip(norms["t"], norms["|A|"], strict=True) if low <= x <= high], dtype=torch.float64
@@ -145,7 +146,7 @@ def judge_decay(results: Results, preset: Preset) -> Finding:
     mean = {name: sum(fit[name] for fit in fits) / len(fits) for name in fits[0]}
     best = min(mean, key=lambda name: mean[name])
     shown = ", ".join(f"{name} {error:.1%}" for name, error in mean.items())
-    note = f"root-mean-square error of the fits from t = 25 to 1000: {shown}. The penalty grows linearly, so A ~ 1/t"
+    note = f"the law with the best fit; errors from t = 25 to 1000: {shown}. The penalty grows linearly, so A ~ 1/t"
     return Finding(REPRODUCED if best == "exponential" else NOT_REPRODUCED, best, note=note)
 
 
@@ -157,8 +158,8 @@ def judge_plateau(results: Results, preset: Preset) -> Finding:
     A = need(values(results, preset, "vla", at(end, "|A|")))
     verdict = NOT_REPRODUCED if flat.mean > 1.1 else REPRODUCED if late.mean <= 1.2 * early.mean else CONDITIONAL
     note = (
-        f"|S| after {end} tokens, {flat.mean:.2f} times that after {end // 2}; but {late.mean / early.mean:.2f} times "
-        f"that after {TOKENS}, where the paper's figure ends. |A| is {A.mean:.2f} there: the refresh holds it up"
+        f"|S| after {end} tokens: {flat.mean:.2f} times that after {end // 2}, but {late.mean / early.mean:.2f} times "
+        f"that after {TOKENS}, where the paper's figure ends. |A| is {A.mean:.2f} at the end: the refresh keeps it up"
     )
     return late.finding(verdict, note)
 
@@ -171,21 +172,22 @@ def judge_deltanet(results: Results, preset: Preset) -> Finding:
     vla = need(values(results, preset, "vla", at(end)))
     verdict = REPRODUCED if found.mean < 15 else NOT_REPRODUCED
     times = vla.mean / late.mean
-    note = f"greatest in {end} tokens; {late.mean:.2f} at the end, where VLA's is {times:.0f} times as large"
+    note = f"largest in {end} tokens; {late.mean:.2f} at the end, where VLA's is {times:.0f} times as large"
     return found.finding(verdict, note)
 
 
 def judge_trained(results: Results, preset: Preset) -> Finding:
-    """The same bound in a model that was trained."""
+    """The same bound in a trained model."""
     asked = trained_run(preset)
     found = results.need(asked)
     ours, late = most("|S|", 1, TOKENS)(found), at(longest(preset))(found)
     note = (
-        f"greatest in {TOKENS} tokens after {asked.arguments['steps']} steps of training (accuracy "
+        f"largest in {TOKENS} tokens after {asked.arguments['steps']} steps of training (accuracy "
         f"{found['accuracy']:.2f}); {late:.1f} after {longest(preset)}; |A| {at(TOKENS, '|A|')(found):.1f} at {TOKENS}"
     )
     if (lengths := results.value(lengths_run(preset))) is not None:
-        note += f"; a value is {lengths['trained']:.2f} long there and {lengths['untrained']:.2f} in an untrained model"
+        trained, untrained = lengths["trained"], lengths["untrained"]
+        note += f"; the mean length of values is {trained:.2f}, and {untrained:.2f} in an untrained model"
     return Finding(REPRODUCED if ours < 15 else NOT_REPRODUCED, ours, note=note)
 
 
@@ -193,8 +195,8 @@ WHERE = "stability figure and text"
 
 
 def claims() -> list[Claim]:
-    """What the figure and its text say."""
-    wide = "mean over seeds within 40 % of the paper's (one unknown seed there)"
+    """The claims of the figure and its text."""
+    wide = "mean over seeds within 40% of the paper's (which has one unknown seed)"
     return [
         Claim("P12-linear-norm", WHERE, "linear attention: |S| about 1630 at T = 1000", 1630, wide, judge_linear),
         Claim(
@@ -202,7 +204,7 @@ def claims() -> list[Claim]:
             WHERE,
             "linear attention: |S| grows by about 1.6 a token, at a constant rate",
             1.6,
-            f"{wide}, and a straight line explains 99 % of the variance to T = 1000, for every seed",
+            f"{wide}, and a straight line explains 99% of the variance to T = 1000 for every seed",
             judge_rate,
         ),
         Claim(
@@ -210,7 +212,7 @@ def claims() -> list[Claim]:
             WHERE,
             "VLA: |S| stays below 15 to T = 1000",
             "< 15",
-            "greatest value, mean over seeds, below 15; with conditions, below 16.5",
+            "largest value, mean over seeds, below 15; with conditions, below 16.5",
             judge_vla,
         ),
         Claim("P12-ratio", WHERE, "VLA's |S| is about 109 times smaller than linear's", 109, wide, judge_ratio),
@@ -219,7 +221,7 @@ def claims() -> list[Claim]:
             WHERE,
             "DeltaNet stays bounded too",
             "near VLA's",
-            "greatest value, mean over seeds, below VLA's bound of 15, to T = 20 000",
+            "largest value to T = 20 000, mean over seeds, below VLA's bound of 15",
             judge_deltanet,
         ),
         Claim(
@@ -235,7 +237,7 @@ def claims() -> list[Claim]:
             WHERE,
             "|A| decays exponentially",
             "exponential",
-            "of an exponential, a power law and a hyperbola 1 / (a + b t), the first fits best",
+            "an exponential fits better than a power law and a hyperbola 1 / (a + b t)",
             judge_decay,
         ),
         Claim(
@@ -243,8 +245,8 @@ def claims() -> list[Claim]:
             "section 4.4",
             "S stabilises as T grows",
             "< 15",
-            "|S| at the longest T at most 1.1 times that at half of it; with conditions, if more than 1.2 times that "
-            "at T = 1000",
+            "|S| at the longest T is at most 1.1 times that at half of it; with conditions, if it is more than 1.2 "
+            "times that at T = 1000",
             judge_plateau,
         ),
         Claim(
@@ -252,14 +254,14 @@ def claims() -> list[Claim]:
             WHERE,
             "|S| stays below 15, in a trained model as well (the paper shows an untrained one)",
             "< 15",
-            "greatest value to T = 1000 below 15",
+            "largest value to T = 1000 below 15",
             judge_trained,
         ),
     ]
 
 
 def figures(results: Results, preset: Preset) -> list[Figure]:
-    """Norms over tokens, first seed, and the paper's at T = 1000."""
+    """Norms over tokens with the first seed, and the paper's at T = 1000."""
     points: dict[str, list[dict[str, object]]] = {
         "|S|": [
             {"x": TOKENS, "y": 1630, "series": "linear", "source": "paper"},
@@ -284,7 +286,7 @@ def figures(results: Results, preset: Preset) -> list[Figure]:
 
 
 def tables(results: Results, preset: Preset) -> list[Table]:
-    """Norms at a few numbers of tokens."""
+    """Norms at a few lengths."""
     shown = [t for t in (1, 100, 1000, 5000, 10_000, 50_000, 100_000) if t <= longest(preset)]
     rows = []
     for mechanism in MECHANISMS:
@@ -295,7 +297,7 @@ def tables(results: Results, preset: Preset) -> list[Table]:
     found = results.value(trained_run(preset))
     if found is not None:
         rows += [["vla, trained", norm, *(f"{at(t, norm)(found):.4g}" for t in shown)] for norm in ("|S|", "|A|")]
-    note = "last layer, mean over heads and seeds; learned positions begin again at max_len"
+    note = "last layer, mean over heads and seeds; learned positions start again after max_len"
     return [Table("Norms over tokens", ["mechanism", "norm", *(f"t = {t}" for t in shown)], rows, note)]
 
 
@@ -304,9 +306,9 @@ ITEM = Item(
     number="P12",
     title="Norms of the memory over tokens",
     about=(
-        "An untrained model of the preset `paper` reads random tokens, and the last layer's S and A are watched: to a "
-        "thousand tokens as in the paper, and far beyond. Positions are learned and end at 1024 (25 in the trained "
-        "model): they begin again there, while the memory goes on."
+        "An untrained model of the preset `paper` reads random tokens: 1000 as in the paper, and far more. The norms "
+        "are those of the last layer's S and A. Learned positions end at 1024 (25 in the trained model) and start "
+        "again, while the memory continues."
     ),
     claims=claims(),
     runs=runs,

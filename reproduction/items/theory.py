@@ -1,10 +1,11 @@
-"""P14: Propositions 1 and 3 and Remark 1, each checked numerically, and what holds in their place."""
+"""P14: Propositions 1 and 3 and Remark 1, checked numerically, and what holds instead."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from reproduction.claims import Claim, Figure, Finding, Item, Table
 from reproduction.items import propositions
+from reproduction.protocol import Sample
 from reproduction.records import Results
 from reproduction.runs import Measure, Preset
 from reproduction.verdicts import CONDITIONAL, FALSE, NOT_REPRODUCED, REPRODUCED
@@ -12,7 +13,7 @@ from reproduction.verdicts import CONDITIONAL, FALSE, NOT_REPRODUCED, REPRODUCED
 OFFSETS = (0.3, 0.1, 0.03, 0.01)
 EXACT = 1e-8  # relative, in float64
 
-# What Proposition 3 is tried with: (gain, penalty directions, lambda0, keys).
+# The cases that Proposition 3 is tested in: gain, penalty directions, lambda0 and keys.
 RECOVERIES: dict[str, dict[str, Any]] = {
     "the paper's: unit gain, u = W k, random keys": {"gain": "unit", "u": "map", "keys": "random"},
     "unit gain, u = k, random keys": {"gain": "unit", "u": "key", "keys": "random"},
@@ -34,13 +35,13 @@ LIMIT = "projection gain, u = k, lambda0 = 1e-6"
 
 
 def state_run(preset: Preset) -> Measure:
-    """Random inputs."""
+    """S on random inputs."""
     T = 1000 if preset.quick else 4000
     return Measure(propositions.random_state, {"d": 32, "T": T, "rows": 2 if preset.quick else 8, "seed": 42})
 
 
 def depleted_run(s: float, refresh_every: int | None = None) -> Measure:
-    """The counter-example: the paper's equations, or Algorithm 1, which adds a refresh."""
+    """The counter-example, by the paper's equations or by Algorithm 1, which adds a refresh."""
     return Measure(propositions.depleted, {"s": s, "T": 2000, "refresh_every": refresh_every})
 
 
@@ -50,7 +51,7 @@ def recovery_run(name: str, n: int = 16) -> Measure:
 
 
 def reduction_run(keys: str) -> Measure:
-    """The reduction, for 24 keys in 32 dimensions."""
+    """The reduction to linear attention, for 24 keys in 32 dimensions."""
     return Measure(propositions.reduction, {"n": 24, "d": 32, "seed": 42, "keys": keys})
 
 
@@ -59,7 +60,7 @@ SIZES = (1, 4, 16, 32)
 
 
 def runs(preset: Preset) -> Sequence[Measure]:
-    """All of them."""
+    """All measurements."""
     return [
         state_run(preset),
         *(depleted_run(s, refresh_every) for s in OFFSETS for refresh_every in (None, 20)),
@@ -70,10 +71,10 @@ def runs(preset: Preset) -> Sequence[Measure]:
 
 
 def judge_inequality(results: Results, preset: Preset) -> Finding:
-    """|S_t| <= sum of residuals."""
+    """Whether |S_t| is at most the sum of the residuals."""
     found = results.need(state_run(preset))
     note = (
-        f"most of the bound that is reached; true of any unit a, and no bound on S: the sum grows to "
+        f"largest |S| divided by the sum. This holds for any unit a, and does not bound S: the sum grows to "
         f"{found['bound at the end']:.3g} in {state_run(preset).arguments['T']} tokens"
     )
     share = found["most of the bound"]
@@ -81,67 +82,66 @@ def judge_inequality(results: Results, preset: Preset) -> Finding:
 
 
 def judge_residual(results: Results, preset: Preset) -> Finding:
-    """The proof's step: residuals go to zero."""
+    """A step of the proof: residuals go to zero."""
     found = results.need(state_run(preset))
     left = found["residual, last quarter"]
-    note = "mean |e| / |v| in the last quarter of a run on random inputs: more pairs than dimensions cannot all fit"
+    note = "mean |e| / |v| in the last quarter of a random run; S cannot fit more pairs than it has dimensions"
     return Finding(REPRODUCED if left < 0.1 else FALSE, left, note=note)
 
 
 def judge_plateau(results: Results, preset: Preset) -> Finding:
-    """A finite plateau on random inputs, and no uniform bound."""
+    """Whether |S| reaches a plateau on random inputs, and whether it has a uniform bound."""
     found = results.need(state_run(preset))
     counter = {s: results.need(depleted_run(s)) for s in OFFSETS}
     refreshed = [results.need(depleted_run(s, 20)) for s in OFFSETS]
-    greatest = found["greatest"]
     flat = found["last quarter"] <= 1.2 * found["third quarter"]
     unbounded = counter[0.01]["|S|"][-1] > 10 * counter[0.3]["|S|"][-1]
     shown = ", ".join(f"{counter[s]['|S|'][-1]:.3g} at s = {s:g}" for s in OFFSETS)
     note = (
-        f"greatest |S| on random inputs with unit-variance values (|v| about 5.7). No bound in |v| alone: with |v| = 1 "
-        f"and A depleted along one axis, one key with a part s off that axis takes |S| to about 1/s: {shown}; with "
-        f"Algorithm 1's refresh, {max(x['|S|'][-1] for x in refreshed):.3g} at most"
+        f"largest |S| on random inputs with unit-variance values (|v| about 5.7). |v| alone gives no bound: with "
+        f"|v| = 1 and A depleted along one axis, a key with a component s off that axis takes |S| to about 1/s: "
+        f"{shown}. With Algorithm 1's refresh it is at most {max(x['|S|'][-1] for x in refreshed):.3g}"
     )
     verdict = NOT_REPRODUCED if not flat else CONDITIONAL if unbounded else REPRODUCED
-    return Finding(verdict, sum(greatest) / len(greatest), min(greatest), max(greatest), len(greatest), note)
+    return Sample(tuple(found["greatest"])).finding(verdict, note)
 
 
 def judge_recovery(results: Results, preset: Preset) -> Finding:
-    """Proposition 3 for the update as stated."""
+    """Proposition 3 for the update as the paper states it."""
     found = {name: results.need(recovery_run(name)) for name in RECOVERIES}
     ours = found[PAPERS]["all"]
     if found[PAPERS]["worst"] <= EXACT:
         return Finding(REPRODUCED, ours, note="relative error, mean over 16 pairs in 32 dimensions")
     note = (
-        f"mean |S k - v| / |v|, 16 random pairs in 32 dimensions, newest pair up to {found[PAPERS]['newest']:.2f}. "
-        f"Exact with u = k and orthonormal keys ({found[ORTHONORMAL]['worst']:.0e}), and in the limit lambda0 -> 0 "
-        f"with u = k and the projection gain ({found[LIMIT]['worst']:.0e} at lambda0 = 1e-6)"
+        f"mean |S k - v| / |v|, 16 random pairs in 32 dimensions; up to {found[PAPERS]['newest']:.2f} for the newest "
+        f"pair. It is exact for u = k and orthonormal keys ({found[ORTHONORMAL]['worst']:.0e}), and in the limit "
+        f"lambda0 -> 0 for u = k and the projection gain ({found[LIMIT]['worst']:.0e} at lambda0 = 1e-6)"
     )
     return Finding(FALSE, ours, note=note)
 
 
 def judge_newest(results: Results, preset: Preset) -> Finding:
-    """What holds: the projection gain recovers the newest pair."""
+    """Whether the newest pair is recovered; it is with the projection gain."""
     found, papers = results.need(recovery_run(NEWEST)), results.need(recovery_run(PAPERS))
     if papers["newest"] <= EXACT:
         return Finding(REPRODUCED, papers["newest"], note="with the unit gain")
-    note = f"with the gain A k / (k.A k); with the paper's unit gain {papers['newest']:.2f}, worst of 8 seeds"
+    note = f"with the gain A k / (k.A k), worst of 8 seeds; {papers['newest']:.2f} with the paper's unit gain"
     return Finding(CONDITIONAL if found["newest"] <= EXACT else FALSE, found["newest"], note=note)
 
 
 def judge_reduction(results: Results, preset: Preset) -> Finding:
-    """Section 3.5: u = 0 and A fixed is linear attention."""
+    """Section 3.5: VLA with u = 0 and A fixed is linear attention."""
     found = results.need(reduction_run("random"))
     note = (
-        f"relative difference of S from linear attention with unit keys, 24 random keys; from the delta rule at full "
-        f"strength {found['delta rule']:.0e}: that is what it is"
+        f"relative difference of S from that of linear attention with unit keys, 24 random keys. The difference from "
+        f"the delta rule at full strength is {found['delta rule']:.0e}: VLA reduces to that one"
     )
     same = found["linear attention"] <= EXACT
     return Finding(REPRODUCED if same else FALSE, found["linear attention"], note=note)
 
 
 def judge_remark(results: Results, preset: Preset) -> Finding:
-    """Remark 1, with its proviso e = v."""
+    """Remark 1, with its condition e = v."""
     random, apart = (results.need(reduction_run(keys)) for keys in ("random", "orthonormal"))
     if random["linear attention"] <= EXACT:
         return Finding(REPRODUCED, random["linear attention"])
@@ -156,12 +156,14 @@ def judge_active(results: Results, preset: Preset) -> Finding:
     """Remark 1's last sentence."""
     found = results.need(FIXED)
     only = found["fixed"] > 1 + 1e-6 and found["updated"] <= 1 + 1e-6
-    note = f"greatest spectral norm of a step with A fixed; with A updated {found['updated']:.3f}: the other way round"
+    note = (
+        f"largest spectral norm of a step with A fixed; it is {found['updated']:.3f} with A updated: the reverse holds"
+    )
     return Finding(REPRODUCED if only else FALSE, found["fixed"], note=note)
 
 
 def claims() -> list[Claim]:
-    """Two propositions and a remark, in parts."""
+    """The parts of two propositions and a remark."""
     return [
         Claim(
             "P14-norm-bound",
@@ -184,8 +186,8 @@ def claims() -> list[Claim]:
             "Proposition 1",
             "|S| converges to a finite plateau for bounded inputs",
             "finite",
-            "the last quarter's |S| at most 1.2 times the third's; with conditions, if bounded inputs with |v| = 1 can "
-            "raise it without limit",
+            "|S| in the last quarter is at most 1.2 times that in the third; with conditions, if inputs with |v| = 1 "
+            "can make it arbitrarily large",
             judge_plateau,
         ),
         Claim(
@@ -193,7 +195,7 @@ def claims() -> list[Claim]:
             "Proposition 3",
             "S k_i = v_i for all i, for n <= d_h linearly independent keys",
             0.0,
-            "false if the relative error is above 1e-8 in float64 for any pair",
+            "false if the mean relative error is above 1e-8 in float64",
             judge_recovery,
         ),
         Claim(
@@ -201,7 +203,7 @@ def claims() -> list[Claim]:
             "Proposition 3, for the newest pair",
             "S k_n = v_n after pair n",
             0.0,
-            "error up to 1e-8; with conditions, if only with the projection gain",
+            "error at most 1e-8; with conditions, if only with the projection gain",
             judge_newest,
         ),
         Claim(
@@ -217,7 +219,7 @@ def claims() -> list[Claim]:
             "Remark 1",
             "u = 0, A fixed and e = v is linear attention with unit keys",
             0.0,
-            "S is the same within 1e-8; with conditions, if only for orthonormal keys",
+            "S is the same within 1e-8 for random keys; with conditions, if only for orthonormal keys",
             judge_remark,
         ),
         Claim(
@@ -232,7 +234,7 @@ def claims() -> list[Claim]:
 
 
 def figures(results: Results, preset: Preset) -> list[Figure]:
-    """The counter-example over tokens, and its bound."""
+    """The counter-example by repetitions, and its limit."""
     points: list[dict[str, object]] = []
     for s in OFFSETS:
         found = results.value(depleted_run(s))
@@ -245,7 +247,7 @@ def figures(results: Results, preset: Preset) -> list[Figure]:
 
 
 def tables(results: Results, preset: Preset) -> list[Table]:
-    """Recovery under every condition."""
+    """Recovery in every case."""
     rows = []
     for name in RECOVERIES:
         found = [results.value(recovery_run(name, n)) for n in SIZES]
@@ -260,8 +262,8 @@ ITEM = Item(
     number="P14",
     title="Bounded state, exact recovery, reduction to linear attention",
     about=(
-        "Proposition 1 (bounded state), Proposition 3 (exact recovery) and Remark 1 (reduction), each put to a "
-        "numerical test in float64. Where a statement fails, the conditions under which it holds are tested beside it."
+        "Proposition 1 (bounded state), Proposition 3 (exact recovery) and Remark 1 (reduction), tested numerically in "
+        "float64. If a statement fails, the conditions under which it holds are tested as well."
     ),
     claims=claims(),
     runs=runs,

@@ -1,4 +1,4 @@
-"""How long calls take, on whatever device there is."""
+"""Times of calls, on a GPU if there is one, else on the CPU."""
 
 import statistics
 import time
@@ -25,23 +25,23 @@ def device() -> str:
 
 
 def device_name() -> str:
-    """The device, in words."""
+    """The name of the device."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
 
 
 def need(gpu: bool) -> None:
-    """Refuse to go on without a GPU where one is asked for."""
+    """Raise an error if a GPU is required and there is none."""
     if gpu and not torch.cuda.is_available():
-        raise RuntimeError("this is timed on a GPU, and PyTorch finds none here; --preset quick times the CPU")
+        raise RuntimeError("this measurement needs a GPU, and PyTorch finds none; --preset quick times the CPU")
 
 
 def place(preset: Preset) -> dict[str, bool]:
-    """The full preset's times are a GPU's: those of a CPU, once recorded, would keep it from being asked."""
+    """The full preset requires a GPU: a CPU's times, once recorded, would never be replaced by a GPU's."""
     return {} if preset.quick else {"gpu": True}
 
 
 def medians(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median seconds of each call, after one that is not counted; taken in turn, so that a slow moment hits all."""
+    """Median seconds of each call after a warm-up. Calls take turns, so that a slow moment affects all of them."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for i in range(rounds + 1):
         for name, call in calls.items():
@@ -55,15 +55,15 @@ def medians(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str,
 
 
 def wait() -> None:
-    """For the GPU, where there is one: its calls return before they are done."""
+    """Wait for the GPU, if there is one: its calls return before they are done."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def forward(mechanism: str, B: int, T: int, H: int, D: int, backend: str = "auto", dtype: str = "float32") -> Any:
-    """A call without arguments that runs a mechanism's forward on random inputs [B, T, H, D], made here.
+    """A function without arguments that runs a mechanism's forward on random inputs [B, T, H, D].
 
-    `backend` is the operator's; softmax attention has PyTorch's scaled_dot_product_attention alone.
+    `backend` is the operator's; softmax attention always uses PyTorch's scaled_dot_product_attention.
     """
     generator = torch.Generator(device()).manual_seed(0)
     q, k, v, u = (
@@ -92,5 +92,5 @@ def forward(mechanism: str, B: int, T: int, H: int, D: int, backend: str = "auto
 
 @torch.no_grad()
 def untracked(call: Callable[[], Tensor]) -> Tensor:
-    """The call, without a graph for a backward."""
+    """The result of the call, without a graph for the backward."""
     return call()

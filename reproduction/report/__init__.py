@@ -1,1 +1,1 @@
-"""The report of the reproduction: one page, and the pages for a code host. Drawn from committed records alone."""
+"""The report, drawn from records alone: one HTML page, and Markdown pages for the repository."""

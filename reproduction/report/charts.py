@@ -1,4 +1,4 @@
-"""A figure of an experiment as an Altair chart. The paper's points are hollow and dashed, ours filled and solid."""
+"""A figure as an Altair chart. The paper's points are hollow and dashed, ours are filled and solid."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,15 +15,15 @@ from varla.report.curves import DASHES, SHAPES
 from varla.report.series import PALETTE
 
 HEIGHT = 300
-_MOST_MARKERS = 24  # of a line: more would hide it
+_MOST_MARKERS = 24  # per line: more would hide it
 _MOST_TICKS = 12
-_SIZES = {"paper": 110, "ours": 45}  # a ring around a dot where both are at one place
+_SIZES = {"paper": 110, "ours": 45}  # where both meet, a ring around a dot
 
 Point = dict[str, Any]
 
 
 def chart(figure: Figure, width: int | str = "container") -> alt.LayerChart:
-    """One line a series and source, with bars or a band from `low` to `high`. No point to draw is a ValueError."""
+    """One line per series and source, with bars or a band from `low` to `high`. No point to draw is a ValueError."""
     points = drawable(figure)
     if not points:
         raise ValueError(f"figure {figure.name} has no point to draw")
@@ -61,7 +61,7 @@ def chart(figure: Figure, width: int | str = "container") -> alt.LayerChart:
 
 
 def svg(figure: Figure, width: int = 640) -> str:
-    """The chart as a picture, ending in a comment with the key of its data, by which an outdated one is found."""
+    """The chart as a picture. It ends in a comment with a hash of its data, which shows whether it is outdated."""
     titled = chart(figure, width).properties(
         title=alt.TitleParams(figure.title, subtitle=look(figure), anchor="start", limit=width)
     )
@@ -70,21 +70,21 @@ def svg(figure: Figure, width: int = 640) -> str:
 
 
 def stamp(figure: Figure) -> str:
-    """A comment that changes with what is drawn."""
+    """A comment with a hash of the figure's data."""
     shown = [figure.title, figure.x, figure.y, figure.log_x, figure.log_y, [dict(point) for point in figure.points]]
     return f"<!-- data {key_of(shown)} -->"
 
 
 @cache
 def script() -> str:
-    """Vega, Vega-Lite and Vega-Embed, in the version that the charts are written for, to be put into a page."""
+    """The scripts Vega, Vega-Lite and Vega-Embed for a page, in the version of the charts."""
     return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=_version()).replace(
         "</script", "<\\/script"
     )
 
 
 def look(figure: Figure) -> str:
-    """How to read it, for the line below its title."""
+    """How to read the figure: the line below its title."""
     points = drawable(figure)
     sources = _sources(points)
     words = {"paper": "hollow: paper", "ours": "filled: ours"}
@@ -101,7 +101,7 @@ def look(figure: Figure) -> str:
 
 
 def numbers(figure: Figure, most: int = 60) -> Table:
-    """The points as a table: a row a series and x, a column a source. Of too many, those that the paper has."""
+    """The points as a table: a row per series and x, a column per source. If they are too many, some are left out."""
     sources = _sources(figure.points)
     cells: dict[tuple[Any, Any], dict[str, str]] = {}
     for point in figure.points:
@@ -117,7 +117,7 @@ def numbers(figure: Figure, most: int = 60) -> Table:
 
 
 def drawable(figure: Figure) -> list[Point]:
-    """The points that can be drawn; a spread that cannot be is left out, and `dot` says which get a marker."""
+    """The points that can be drawn, without spreads that cannot. `dot` says which points get a marker."""
     found: list[Point] = []
     lines: dict[tuple[str, str], list[Point]] = {}
     for given in figure.points:
@@ -137,7 +137,7 @@ def drawable(figure: Figure) -> list[Point]:
 
 
 def _marked(line: Sequence[Point], log: bool) -> list[Point]:
-    """Those that get a marker: all, or some at even distances on the axis."""
+    """The points that get a marker: all, or some at even distances on the axis."""
     if len(line) <= _MOST_MARKERS:
         return list(line)
     steps = [i / (_MOST_MARKERS - 1) for i in range(_MOST_MARKERS)]
@@ -155,12 +155,12 @@ def _numeric(points: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _short(points: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether every point has its marker: then spreads are bars, otherwise bands."""
+    """Whether every point has a marker: then spreads are bars, otherwise bands."""
     return all(point["dot"] for point in points) or not _numeric(points)
 
 
 def _sources(points: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The paper's first, then ours, then others."""
+    """The sources in order: the paper, ours, others."""
     found = dict.fromkeys(str(point["source"]) for point in points)
     return sorted(found, key=lambda source: {"paper": 0, "ours": 1}.get(source, 2))
 
@@ -196,7 +196,7 @@ def _y(figure: Figure, points: Sequence[Point]) -> alt.Y:
 
 
 def _ticks(values: Sequence[float], log: bool) -> dict[str, Any]:
-    """Numbers on an axis: on a logarithmic one that is long enough, powers of ten alone."""
+    """The numbers on an axis: only powers of ten on a logarithmic axis that is long enough."""
     low, high = min(values), max(values)
     plain = "~g" if max(abs(low), abs(high)) < 1e5 else "~s"
     if not log or high < 100 * low:
@@ -229,5 +229,5 @@ def _cell(point: Mapping[str, Any]) -> str:
 
 
 def _version() -> str:
-    """The Vega-Lite that Altair writes for, as vl-convert names it: v6.1."""
+    """Altair's version of Vega-Lite as vl-convert writes it, such as v6.1."""
     return ".".join(alt.SCHEMA_VERSION.split(".")[:2])

@@ -1,6 +1,6 @@
-"""What the report shows, from items and records: every claim with its finding, figures, tables, runs, machines.
+"""The content of the report, from items and records: claims with findings, figures, tables, runs, machines.
 
-Everything is taken from the preset `full`; what was not run at that size is taken from `quick`, and says so.
+Everything comes from the preset `full`; what has no record there comes from `quick`, and the report says so.
 """
 
 import json
@@ -20,13 +20,13 @@ from reproduction.verdicts import NOT_RUN, VERDICTS
 from varla.outcomes import FINISHED
 from varla.training import RunConfig
 
-ORDER = (FULL, QUICK)  # what is looked at first
+ORDER = (FULL, QUICK)  # the preset that counts if both have records comes first
 _MACHINE = ("processor", "cores", "threads", "gpus", "system", "python", "torch", "varla")
 
 
 @dataclass(frozen=True)
 class Row:
-    """A claim, what was found, and at which preset: "" if at none."""
+    """A claim, the finding, and the preset it is from ("" if not run)."""
 
     item: Item
     claim: Claim
@@ -35,12 +35,12 @@ class Row:
 
     @property
     def anchor(self) -> str:
-        """The claim's id as the end of an address."""
+        """The claim's id as an anchor."""
         return anchor(self.claim.id)
 
     @property
     def command(self) -> str:
-        """What makes the runs behind it."""
+        """The command that makes the claim's runs."""
         return command(self.item, self.preset or FULL.name)
 
 
@@ -62,7 +62,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Work:
-    """The runs of an item at a preset: how many there are to make, how many are recorded, and what did not go well."""
+    """The runs of an item at a preset: how many it wants, and the recorded ones."""
 
     preset: str
     wanted: int
@@ -70,12 +70,12 @@ class Work:
 
     @property
     def seconds(self) -> float:
-        """All of them together."""
+        """The time of all recorded runs."""
         return sum(float(record.get("seconds") or 0.0) for record in self.recorded)
 
     @property
     def troubled(self) -> list[Record]:
-        """Those that diverged or failed."""
+        """The recorded runs that did not finish."""
         return [record for record in self.recorded if record["status"] != FINISHED]
 
 
@@ -91,18 +91,18 @@ class Section:
 
     @property
     def anchor(self) -> str:
-        """The section as the end of an address."""
+        """The section's anchor."""
         return anchor(f"item-{self.item.name}")
 
     @property
     def settings(self) -> list[tuple[str, str]]:
-        """Settings of its runs, each with the values it took."""
+        """The settings of its runs, each with its values."""
         return settings([record for work in self.work for record in work.recorded])
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where runs were made: what it is, at which commits, how many runs and seconds."""
+    """A machine that made runs: its facts, the commits, the number of runs and their time."""
 
     facts: Mapping[str, Any]
     commits: tuple[str, ...]
@@ -112,7 +112,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Report:
-    """All of it."""
+    """The whole report."""
 
     sections: tuple[Section, ...]
     machines: tuple[Machine, ...]
@@ -129,17 +129,17 @@ class Report:
 
     @property
     def runs(self) -> int:
-        """How many are recorded."""
+        """The number of recorded runs."""
         return sum(machine.runs for machine in self.machines)
 
     @property
     def seconds(self) -> float:
-        """How long they took together."""
+        """The time of all recorded runs."""
         return sum(machine.seconds for machine in self.machines)
 
 
 def gather(items: Sequence[Item], folder: Path) -> Report:
-    """The report of these items from the records in a folder; without records every claim is "not run"."""
+    """The report of these items from the records in a folder."""
     found = {preset.name: records.load(folder, preset.name) for preset in ORDER}
     sections = tuple(_section(item, found) for item in items)
     _refuse_twins("claims", "id", [row.anchor for section in sections for row in section.rows])
@@ -148,28 +148,28 @@ def gather(items: Sequence[Item], folder: Path) -> Report:
 
 
 def recorded(folder: Path) -> bool:
-    """Whether there is any record."""
+    """Whether the folder has any record."""
     return any(any((folder / preset).glob("*.json")) for preset in PRESETS)
 
 
 def count(rows: Sequence[Row]) -> dict[str, int]:
-    """How many have each verdict, all five in their order."""
+    """How many rows have each verdict: all five, in order."""
     found = Counter(row.finding.verdict for row in rows)
     return {verdict: found[verdict] for verdict in VERDICTS}
 
 
 def anchor(text: str) -> str:
-    """Text as the end of an address."""
+    """Text as an anchor: what a URL cannot hold becomes a hyphen."""
     return re.sub(r"[^\w.-]+", "-", text)
 
 
 def command(item: Item, preset: str) -> str:
-    """What makes an item's runs."""
+    """The command that makes an item's runs."""
     return f"python -m reproduction run {item.name} --preset {preset}"
 
 
 def settings(found: Sequence[Record], most: int = 12) -> list[tuple[str, str]]:
-    """(setting, the values it took) over records. A setting of training that has its default everywhere is left out."""
+    """(setting, its values) over records. A training setting that always has its default is left out."""
     usual = dict(_flat(RunConfig().to_dict()))
     trained = [dict(_flat(record["train"])) for record in found if record.get("train")]
     named = dict.fromkeys(name for each in trained for name in (*each, "seed"))
@@ -181,14 +181,14 @@ def settings(found: Sequence[Record], most: int = 12) -> list[tuple[str, str]]:
         for record in found
         if record.get("measure")
     ]
-    values: dict[str, dict[str, None]] = {}  # dictionaries for their order
+    values: dict[str, dict[str, None]] = {}  # inner dictionaries are ordered sets
     for name, value in (pair for row in rows for pair in row.items()):
         values.setdefault(name, {})[value if isinstance(value, str) else json.dumps(value)] = None
     return [(name, _some(list(each), most)) for name, each in values.items()]
 
 
 def _refuse_twins(what: str, kind: str, names: Sequence[str]) -> None:
-    """Names are addresses in the page, and files: two of one name would hide each other."""
+    """Names become anchors and files, so no two may be equal."""
     if twins := [name for name, n in Counter(names).items() if n > 1]:
         raise ValueError(f"two {what} have the {kind} {twins[0]}: the report needs different ones")
 
@@ -213,7 +213,7 @@ def _work(preset: str, runs: Sequence[Run], results: Results) -> Work:
 
 
 def _drawings(item: Item, found: Mapping[str, Results]) -> tuple[Drawing, ...]:
-    """A figure comes from the quick preset only if that has points of ours and the full one has none."""
+    """Figures of the full preset, or of the quick one if only that has points of ours."""
     best: dict[str, Drawing] = {}
     for preset in ORDER:
         for figure in item.figures(found[preset.name], preset):
@@ -224,12 +224,12 @@ def _drawings(item: Item, found: Mapping[str, Results]) -> tuple[Drawing, ...]:
 
 
 def _content(figure: Figure) -> int:
-    """2 with points of ours, 1 with others alone, 0 with none."""
+    """2 if the figure has points of ours, 1 if it has only others, 0 if it has none."""
     return 2 if any(point["source"] == "ours" for point in figure.points) else min(len(figure.points), 1)
 
 
 def _listings(item: Item, found: Mapping[str, Results], work: Sequence[Work]) -> tuple[Listing, ...]:
-    """Tables of the first preset that any run is recorded at, or of `full`, since a table may need no run."""
+    """Tables of the first preset with a recorded run; of `full` if there is none, because a table may need no run."""
     preset = next((each.preset for each in work if each.recorded), FULL.name)
     return tuple(Listing(table, preset) for table in item.tables(found[preset], PRESETS[preset]))
 
@@ -251,7 +251,7 @@ def _machines(sections: Sequence[Section]) -> tuple[Machine, ...]:
 
 
 def _facts(record: Record) -> dict[str, Any]:
-    """What tells machines apart. Measurements do not record a device: they say which in their arguments."""
+    """The facts that tell machines apart."""
     surroundings = record.get("environment") or {}
     return {name: surroundings[name] for name in _MACHINE if surroundings.get(name) not in (None, [])}
 

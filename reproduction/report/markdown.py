@@ -7,8 +7,7 @@ from pathlib import Path
 from reproduction.claims import Item, Table
 from reproduction.report import charts
 from reproduction.report.gather import Drawing, Report, Row, Section, command, count
-from reproduction.report.numbers import duration, number, spread
-from reproduction.report.page import many
+from reproduction.report.numbers import duration, many, number, spread
 from reproduction.runs import FULL, QUICK
 from reproduction.verdicts import MEANINGS, NOT_RUN, SYMBOLS
 from varla.training.run import write_aside

@@ -1,4 +1,4 @@
-"""The report as one HTML page: it opens from a file, asks nothing of a network, and prints."""
+"""The report as one HTML page, which opens from a file and needs no network."""
 
 import json
 import re
@@ -13,19 +13,19 @@ from markupsafe import Markup, escape
 
 from reproduction.report import charts
 from reproduction.report.gather import Drawing, Report, Row, command
-from reproduction.report.numbers import duration, number, spread
+from reproduction.report.numbers import duration, many, number, spread
 from reproduction.runs import FULL, PRESETS, QUICK
 from reproduction.verdicts import MEANINGS, SYMBOLS, VERDICTS
 from varla.training.run import write_aside
 
 COLUMNS = (
-    "claim", "where", "what the paper says", "paper", "ours", "verdict", "preset", "how decided", "note", "made by",
+    "claim", "where", "what the paper says", "paper", "ours", "verdict", "preset", "rule", "note", "made by",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of the table of claims: what it shows, and what it is sorted by."""
+    """A cell of the table of claims: its text and its sort key."""
 
     column: str
     shown: str | Markup
@@ -33,7 +33,7 @@ class Cell:
 
 
 def render(report: Report) -> str:
-    """The page."""
+    """The page's HTML."""
     environment = Environment(
         loader=PackageLoader("reproduction.report"),
         autoescape=True,
@@ -69,7 +69,7 @@ def render(report: Report) -> str:
 
 
 def write(report: Report, path: Path) -> Path:
-    """Write the page; folders that are missing are made."""
+    """Write the page, and make missing folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_aside(path, render(report))
     return path
@@ -103,20 +103,20 @@ def spec(drawing: Drawing) -> dict[str, Any]:
 
 
 def identity(drawing: Drawing) -> str:
-    """Of the element that a chart is drawn into."""
+    """The id of the element that a chart is drawn into."""
     return f"figure-{re.sub(r'[^A-Za-z0-9-]+', '-', drawing.figure.name)}"
 
 
 def prose(text: str) -> Markup:
-    """Text, with what stands between backquotes as code."""
+    """Text as HTML; parts between backquotes become code."""
     parts = str(escape(text)).split("`")
-    if len(parts) % 2 == 0:  # one is left over: then they are not meant as quotes
+    if len(parts) % 2 == 0:  # one is unpaired: they are not meant as quotes
         return escape(text)
     return Markup("".join(f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts)))
 
 
 def typed(text: str) -> Markup:
-    """A command; a line of it ends before an option, not within."""
+    """A command as HTML that wraps before its options, not within them."""
     name, _, options = text.partition(" --")
     return (
         Markup("<code>{} <span>--{}</span></code>").format(name, options)
@@ -125,18 +125,13 @@ def typed(text: str) -> Markup:
     )
 
 
-def many(count: int, one: str, more: str = "") -> str:
-    """A count with its noun: many(1, "run") is "1 run"."""
-    return f"{count:,} {one if count == 1 else more or one + 's'}"
-
-
 def script_json(value: Any) -> Markup:
-    """JSON that can stand inside a script element: nothing in it ends the element."""
+    """JSON for a script element: nothing in it ends the element."""
     return Markup(json.dumps(value, separators=(",", ":")).replace("<", "\\u003c"))
 
 
 def _key(value: float | str | None) -> str:
-    """What a value is sorted by, with all its digits."""
+    """The sort key of a value, with all its digits."""
     return "" if value is None else str(value)
 
 

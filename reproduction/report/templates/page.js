@@ -8,7 +8,7 @@
   const boxes = Array.from(document.querySelectorAll("#controls input[type=checkbox]"));
   const words = new Map(rows.map((row) => [row, row.textContent.toLowerCase()]));
 
-  // Numbers before text, nothing at all last, whichever way the column is sorted.
+  // Numbers come before text; empty cells come last in both directions.
   function compare(a, b, sign) {
     if (a === "" || b === "") return (a === "") - (b === "");
     const [x, y] = [Number(a), Number(b)];
@@ -47,7 +47,7 @@
     filter();
   }
 
-  // The address of a claim shows it, whatever was filtered out before.
+  // A link to a claim shows it, even if a filter hides it.
   function arrive() {
     const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
     if (!target) return;
@@ -61,7 +61,7 @@
   document.getElementById("controls").addEventListener("submit", (event) => event.preventDefault());
   document.getElementById("all").addEventListener("click", all);
   window.addEventListener("hashchange", arrive);
-  filter(); // a browser that goes back brings its old choices with it
+  filter(); // going back in the browser restores old choices
 
   async function draw() {
     const specs = JSON.parse(document.getElementById("specs").textContent);
@@ -76,7 +76,7 @@
         console.error(error);
       }
     }
-    arrive(); // charts have moved what is below them
+    arrive(); // charts have moved the elements below them
     document.documentElement.dataset.drawn = "yes";
   }
   draw();
