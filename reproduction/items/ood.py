@@ -4,17 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from reproduction.claims import MISSING, Claim, Figure, Finding, Item, Judge
-from reproduction.protocol import (
-    FAST,
-    MECHANISMS,
-    Why,
-    accuracy_claim,
-    by_x,
-    elsewhere,
-    made,
-    paper_run,
-    sample,
-)
+from reproduction.protocol import FAST, MECHANISMS, Why, accuracy_claim, by_x, elsewhere, made, paper_run, sample
 from reproduction.records import Results, need
 from reproduction.runs import Preset, Train
 from reproduction.verdicts import NOT_REPRODUCED, REPRODUCED
