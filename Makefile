@@ -8,11 +8,12 @@ READY := $(VENV)/.ready
 OLDEST := $(VENV)/transformers-5.17
 OLDEST_PINS := transformers==5.17.0 huggingface_hub==1.33.0 httpx==0.28.1 httpcore==1.0.9 certifi==2026.10.18
 
-.PHONY: help demo test lint types pytest browser bench bench-gpu clean
+.PHONY: help demo test lint types pytest browser reproduce bench bench-gpu clean
 
 help:
 	@echo "make demo    four mechanisms learn associative recall on the CPU; table, picture, page under runs/demo"
 	@echo "make test    ruff, mypy and pytest, as CI runs them"
+	@echo "make reproduce  the paper's experiments at their small size; page under runs/report, records under runs/quick"
 	@echo "make bench   speed and memory of the CPU forms; writes benchmarks/results/cpu.json"
 	@echo "make bench-gpu  the GPU kernels beside their peers (PEERS=folder); writes benchmarks/results/gpu.json"
 	@echo "make clean   remove the virtual environment and all caches"
@@ -50,6 +51,11 @@ browser:
 	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
 		&& { apt-get update -qq; apt-get install -y -qq --no-install-recommends chromium; }; } \
 		|| echo "chromium is not installed: tests of the report in a browser will be skipped"
+
+# Into a folder of its own: all runs are recorded in reports/ already, and a recorded run is not made again.
+reproduce: $(READY)
+	$(BIN)/python -m reproduction run --reports runs/quick
+	$(BIN)/python -m reproduction report --reports runs/quick
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.cpu

@@ -1,6 +1,7 @@
 """Importing varla is cheap and pulls in nothing heavy; torch comes with the first operator that is asked for."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -39,6 +40,13 @@ def test_torch_is_loaded_only_when_it_is_needed(module):
     script = f"import sys, varla, {module}; {loaded}; varla.vla; {loaded}"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["False", "True"]
+
+
+def test_the_package_never_imports_what_stands_beside_it(request):
+    beside = re.compile(r"^\s*(?:from|import) (?:reproduction|benchmarks|tests|examples)\b", re.MULTILINE)
+    sources = list((request.config.rootpath / "src").rglob("*.py"))
+    assert sources
+    assert [path.name for path in sources if beside.search(path.read_text(encoding="utf-8"))] == []
 
 
 def test_names_can_be_imported_and_listed_before_anything_is_loaded():

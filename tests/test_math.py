@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from tests.experiments.fabricate import claim
-from varla.experiments import gradients, records
-from varla.experiments.runs import FULL
+from reproduction import records
+from reproduction.items import gradients
+from reproduction.runs import FULL
+from tests.reproduction.fabricate import claim
 
 ROOT = Path(__file__).parent.parent
 TEXT = " ".join((ROOT / "docs/math.md").read_text().split())

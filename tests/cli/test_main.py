@@ -12,7 +12,7 @@ from tests.cli.cases import refused, varla
 from varla.cli import errors, main
 from varla.training import Diverged, Interrupted, RunError
 
-NAMES = [each.name or each.callback.__name__ for each in main.app.registered_commands]
+NAMES = [each.name or each.callback.__name__ for each in main.app.registered_commands if not each.hidden]
 NAMES += [each.name for each in main.app.registered_groups]
 
 
@@ -61,6 +61,11 @@ def test_as_a_process_help_loads_nothing_heavy():
 def test_unknown_command_and_option_are_usage_errors():
     assert varla("trian").exit_code == 2
     assert varla("train", "--stepz", "3").exit_code == 2
+
+
+@pytest.mark.parametrize("arguments", ["reproduce", "report --docs", "reproduce rls --preset full", "report --help"])
+def test_commands_of_the_reproduction_name_the_new_ones(arguments):
+    assert refused(varla(*arguments.split()), "python -m reproduction run | report")
 
 
 def raising(error):

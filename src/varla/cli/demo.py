@@ -19,16 +19,15 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of weights and data.")] = 42,
 ) -> None:
     """Train VLA and three others to recall eight pairs, on the CPU, in a few minutes."""
+    from varla import demo as recall
     from varla.cli.sweep import Board, Lines
-    from varla.experiments import demo as experiment
-    from varla.report import demo as report
 
     say("Four mechanisms learn multi-query associative recall (8 pairs), preset 'paper', on the CPU.")
     say("Learning rate 1e-3: the paper's 3e-4 needs more steps than a demo has.")
     view: Board | Lines = Board() if console().is_terminal else Lines()
     with view:
-        results = experiment.run(out, steps=steps, seed=seed, watch=view.show)
-    written = report.write(results, out)
+        results = recall.run(out, steps=steps, seed=seed, watch=view.show)
+    written = recall.write(results, out)
     rows = [
         (
             r.mechanism,
@@ -42,6 +41,6 @@ def demo(
     ]
     headers = ("mechanism", "accuracy", "chance", "state bytes", "tokens/s", "seconds")
     show(table(headers, rows, right=headers[1:], title=f"after {steps} steps"))
-    say(report.sentence(results))
+    say(recall.sentence(results))
     say(f"picture  {written['curves']}")
     say(f"page     {written['page']}")

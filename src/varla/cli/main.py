@@ -14,8 +14,6 @@ from varla.cli import (
     info,
     mechanisms,
     models,
-    report,
-    reproduce,
     score,
     sweep,
     tasks,
@@ -33,8 +31,6 @@ COMMANDS = (
     evaluate,
     compare,
     sweep,
-    reproduce,
-    report,
     demo,
     train_lm,
     generate,
@@ -52,6 +48,16 @@ app = typer.Typer(
 )
 for command in COMMANDS:
     command.register(app)
+
+
+def _moved() -> None:
+    raise ValueError("this command is now `python -m reproduction run | report`, in a clone of the repository")
+
+
+# The reproduction left the package: its old commands name the new ones, whatever options they get.
+for name in ("reproduce", "report"):
+    anything = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+    app.command(name, hidden=True, context_settings=anything)(_moved)
 
 
 def _version(wanted: bool) -> None:

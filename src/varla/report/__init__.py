@@ -1,1 +1,1 @@
-"""Tables and plots, drawn from the records of runs alone."""
+"""Learning curves, drawn from the metrics of runs: as charts for files, and as text for the terminal."""

@@ -1,4 +1,4 @@
-"""Learning curves, as Altair charts that are legible without colour and files that open without a network."""
+"""Learning curves as Altair charts that are legible without colour, in files that need no network."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ import altair as alt
 
 from varla.report.series import PALETTE, axis_title, is_accuracy, series
 
-# Seven shapes and five dashes against eight colours: no two of the first 280 series look the same.
+# With seven shapes, five dashes and eight colours, the first 280 series all look different.
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
 DASHES = ((1, 0), (6, 3), (2, 2), (8, 3, 2, 3), (12, 4))
 FORMATS = (".html", ".png", ".svg")
@@ -17,7 +17,7 @@ FORMATS = (".html", ".png", ".svg")
 def learning_curves(
     runs: Mapping[str, Sequence[Mapping[str, Any]]], metric: str = "eval/eval", chance: float | None = None
 ) -> alt.LayerChart:
-    """One line a run: `metric` against the step, with a grey rule at `chance`. `runs` as for `series`."""
+    """One line per run: `metric` against the step, with a grey rule at `chance`. `runs` as for `series`."""
     found = series(runs, metric)
     points = [{"run": label, "step": step, "value": value} for label, each in found.items() for step, value in each]
     layers = [_lines(points, list(found), metric)]
@@ -28,7 +28,7 @@ def learning_curves(
 
 
 def save(chart: alt.TopLevelMixin, path: str | Path) -> Path:
-    """Write a chart as .html (self-contained: its scripts are inside), .png or .svg."""
+    """Write a chart as .html (with its scripts inside), .png or .svg."""
     path = Path(path)
     kind = path.suffix.lower()
     if kind not in FORMATS:
@@ -47,7 +47,7 @@ def _lines(points: list[dict[str, Any]], labels: list[str], metric: str) -> alt.
     def look(choices: Sequence[Any]) -> alt.Scale:
         return alt.Scale(domain=labels, range=[choices[i % len(choices)] for i in range(len(labels))])
 
-    # Colour and shape share a legend; dashes are left out of it, where they would only fray the symbols.
+    # Colour and shape share a legend. Dashes are left out of it, where they would make symbols hard to read.
     legend = alt.Legend(title=None, labelLimit=400)
     scale = alt.Scale(domain=[0, 1]) if is_accuracy(metric) else alt.Scale(zero=False)
     chart: alt.Chart = (

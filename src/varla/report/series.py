@@ -1,20 +1,19 @@
-"""What learning curves are drawn from, whatever draws them: points a run, colours, the name of the axis."""
+"""What charts and text plots of learning curves share: points by run, colours, the title of the axis."""
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# Okabe and Ito's palette, told apart with any colour vision; yellow last, since it is faint on white.
+# Okabe and Ito's palette, safe for all colour vision. Yellow is last because it is faint on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 
 Series = dict[str, list[tuple[int, float]]]
 
 
 def series(runs: Mapping[str, Sequence[Mapping[str, Any]]], metric: str) -> Series:
-    """(step, value) of everything logged as `metric`, by run. Values that are not finite are left out, and so are runs
-    without any; none at all is a ValueError.
+    """(step, value) of all values logged as `metric`, by run. Non-finite values and runs without values are left out.
 
-    `runs` maps a run's label to its metrics, as `Run.metrics()` gives them.
+    `runs` maps a run's label to its metrics, as `Run.metrics()` gives them. If no run has a value, a ValueError.
     """
     found = {
         label: [(entry["step"], entry[metric]) for entry in entries if metric in entry and math.isfinite(entry[metric])]
@@ -27,7 +26,7 @@ def series(runs: Mapping[str, Sequence[Mapping[str, Any]]], metric: str) -> Seri
 
 
 def is_accuracy(metric: str) -> bool:
-    """Whether it lies between 0 and 1."""
+    """Whether the metric is an accuracy, between 0 and 1."""
     return metric.startswith("eval/") or metric == "accuracy"
 
 

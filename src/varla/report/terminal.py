@@ -1,4 +1,4 @@
-"""Learning curves as text, for terminals and logs: a marker a run, so that they are legible without colour."""
+"""Learning curves as text, for terminals and logs. Each run has its own marker, so that colour is not needed."""
 
 from collections.abc import Sequence
 
@@ -7,15 +7,15 @@ from rich.text import Text
 
 from varla.report.series import PALETTE, Series, axis_title, is_accuracy
 
-MARKERS = "ox*+#@%&ABCDEFGH"  # ASCII alone, so that every terminal and log shows them
-_MARGIN = 9  # of the labels of the vertical axis
+MARKERS = "ox*+#@%&ABCDEFGH"  # only ASCII, which every terminal and log shows
+_MARGIN = 9  # columns for the labels of the vertical axis
 _LEAST, _MOST = 10, 90  # columns
 
 
 def text_curves(found: Series, metric: str, chance: float | None = None, *, width: int = 80, height: int = 11) -> Text:
-    """One curve a run, with a dotted line at `chance` and a legend, `width` characters wide where there is room.
+    """One curve per run, with a dotted line at `chance` and a legend, at most `width` characters wide.
 
-    Where curves coincide their markers alternate. Runs beyond the number of markers are left out, and counted.
+    Where curves coincide, their markers alternate. Runs beyond the number of markers are left out and counted.
     """
     columns = min(max(width - _MARGIN - 1, _LEAST), _MOST)
     drawn = dict(list(found.items())[: len(MARKERS)])
@@ -57,13 +57,13 @@ def _limits(values: Sequence[float], metric: str) -> tuple[float, float]:
 
 
 def _marker(i: int) -> Text:
-    # Black would be lost on a dark terminal: that run takes the terminal's own colour.
+    # Black is invisible on a dark terminal: that run takes the terminal's own colour.
     colour = PALETTE[i % len(PALETTE)]
     return Text(MARKERS[i], style="" if colour == "#000000" else colour)
 
 
 def _legend(labels: Sequence[str], chance: float | None, width: int) -> Text:
-    """A line a run; of a label too long for it the end, where the names of a sweep differ."""
+    """One line per run. A long label is cut at its start, because names of a sweep differ at the end."""
     text = Text()
     for i, label in enumerate(labels[: len(MARKERS)]):
         room = width - 4
