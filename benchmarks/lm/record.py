@@ -8,8 +8,8 @@ from typing import Any
 
 from benchmarks.lm.contenders import CHOOSING, CONTENDERS, Scale
 from benchmarks.lm.run import Job
-from varla.training import environment
-from varla.training.run import write_aside
+from varla.runs import environment
+from varla.runs.folder import write_aside
 
 Run = dict[str, Any]
 

@@ -6,7 +6,7 @@ from typing import Any
 from varla.experiments.claims import Claim, Finding, Item
 from varla.experiments.records import Results
 from varla.experiments.runs import QUICK, Measure, Run
-from varla.outcomes import FINISHED
+from varla.runs.outcomes import FINISHED
 
 
 def results(values: Iterable[tuple[Measure, Any]]) -> Results:

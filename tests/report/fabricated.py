@@ -5,7 +5,7 @@ from varla.experiments.claims import CONDITIONAL, FALSE, MISSING, REPRODUCED, Cl
 from varla.experiments.protocol import within
 from varla.experiments.records import Results
 from varla.experiments.runs import FULL, PRESETS, QUICK, Measure, Train
-from varla.outcomes import DIVERGED, FINISHED
+from varla.runs.outcomes import DIVERGED, FINISHED
 
 MACHINE = {"processor": "Imaginary 9000", "cores": 2, "gpus": [], "python": "3.11.7", "torch": "2.13.0"}
 

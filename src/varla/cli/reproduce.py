@@ -10,8 +10,8 @@ from rich.table import Table
 from varla.cli.options import Device, check_device
 from varla.cli.output import complain, console, say, show, table
 from varla.cli.sweep import Board, Lines
-from varla.outcomes import EXIT_CODES, FAILED
 from varla.report.numbers import number, spread
+from varla.runs.outcomes import EXIT_CODES, FAILED
 
 if TYPE_CHECKING:
     from varla.experiments.claims import Finding, Item

@@ -9,7 +9,7 @@ from varla.experiments.claims import FALSE, MISSING, NOT_REPRODUCED, REPRODUCED,
 from varla.experiments.protocol import conditions_of, made, paper_run, protocol, sample, within
 from varla.experiments.records import Results
 from varla.experiments.runs import Preset, Train
-from varla.outcomes import DIVERGED
+from varla.runs.outcomes import DIVERGED
 
 SHORT, LONG = 1000, 3000
 FIXED = {"update_penalty": False}  # A stays I / lambda0 = 10 I

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from varla.outcomes import FINISHED
+from varla.runs.outcomes import FINISHED
 from varla.training import Run, build_model, build_task, checkpoint, sweep
 
 MECHANISMS = ("vla", "deltanet-paper", "linear", "softmax")  # the slowest first: two workers then end together

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from varla.experiments.runs import Run, Train
-from varla.outcomes import DIVERGED, FINISHED
+from varla.runs.folder import write_aside
+from varla.runs.outcomes import DIVERGED, FINISHED
 from varla.training import RunConfig
-from varla.training.run import write_aside
 
 Record = dict[str, Any]
 _DIGITS = 6  # significant ones of every number kept: more would be noise, and files several times as large

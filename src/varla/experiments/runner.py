@@ -14,8 +14,9 @@ from varla.experiments import records
 from varla.experiments.claims import Item
 from varla.experiments.records import Results
 from varla.experiments.runs import Measure, Preset, Run, Train
-from varla.outcomes import DIVERGED, FAILED, FINISHED, WAITING
-from varla.training import Interrupted, environment, sweep
+from varla.runs import environment
+from varla.runs.outcomes import DIVERGED, FAILED, FINISHED, WAITING
+from varla.training import Interrupted, sweep
 from varla.training.run import Run as RunFolder
 
 

@@ -16,7 +16,7 @@ from varla.experiments.claims import NOT_RUN, VERDICTS, Claim, Figure, Finding, 
 from varla.experiments.records import Record, Results
 from varla.experiments.runner import wanted
 from varla.experiments.runs import FULL, PRESETS, QUICK, Run
-from varla.outcomes import FINISHED
+from varla.runs.outcomes import FINISHED
 from varla.training import RunConfig
 
 ORDER = (FULL, QUICK)  # what is looked at first

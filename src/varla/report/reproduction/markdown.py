@@ -10,7 +10,7 @@ from varla.report.numbers import duration, number, spread
 from varla.report.reproduction import charts
 from varla.report.reproduction.gather import Drawing, Report, Row, Section, command, count
 from varla.report.reproduction.page import MEANINGS, SYMBOLS, many
-from varla.training.run import write_aside
+from varla.runs.folder import write_aside
 
 DOCUMENT = Path("docs/reproduction.md")
 PICTURES = Path("docs/figures/reproduction")

@@ -16,7 +16,7 @@ from varla.experiments.runs import FULL, PRESETS, QUICK
 from varla.report.numbers import duration, number, spread
 from varla.report.reproduction import charts
 from varla.report.reproduction.gather import Drawing, Report, Row, command
-from varla.training.run import write_aside
+from varla.runs.folder import write_aside
 
 # Legible without colour; every font has them.
 SYMBOLS = {REPRODUCED: "✓", CONDITIONAL: "◐", NOT_REPRODUCED: "✗", FALSE: "≠", NOT_RUN: "–"}
