@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
-from varla.training import environment
+from varla.runs import environment
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -11,7 +11,7 @@ from varla.cli.errors import Commands
 from varla.cli.options import Device, check_device
 from varla.cli.output import complain, console, say, show, table
 from varla.cli.sweep import Board, Lines
-from varla.outcomes import EXIT_CODES, FAILED
+from varla.runs.outcomes import EXIT_CODES, FAILED
 
 if TYPE_CHECKING:
     from reproduction.claims import Finding, Item
@@ -114,7 +114,7 @@ def choose(names: Sequence[str] | None, preset: str) -> "tuple[list[Item], Prese
     """The items and the preset of these names. An unknown name is an error that lists the known ones."""
     from reproduction import items
     from reproduction.runs import PRESETS
-    from varla.ops.arguments import check_choice
+    from varla.arguments import check_choice
 
     check_choice("--preset", preset, tuple(PRESETS))
     return items.choose(names or []), PRESETS[preset]

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from reproduction.runs import Run, Train
-from varla.outcomes import DIVERGED, FINISHED
+from varla.runs.outcomes import DIVERGED, FINISHED
 from varla.training import RunConfig
-from varla.training.run import write_aside
+from varla.runs.folder import write_aside
 
 Record = dict[str, Any]
 T = TypeVar("T")

@@ -34,7 +34,7 @@ def test_import_loads_no_compiler_and_no_framework():
     assert not [name for name in new if name in heavy or name.split(".")[0] in heavy]
 
 
-@pytest.mark.parametrize("module", ["varla", "varla.cli", "varla.cli.main", "varla.outcomes"])
+@pytest.mark.parametrize("module", ["varla", "varla.cli", "varla.cli.main", "varla.runs.outcomes"])
 def test_torch_is_loaded_only_when_it_is_needed(module):
     loaded = "print('torch' in sys.modules)"
     script = f"import sys, varla, {module}; {loaded}; varla.vla; {loaded}"

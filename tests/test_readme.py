@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from varla.outcomes import EXIT_CODES, EXIT_USAGE
+from varla.runs.outcomes import EXIT_CODES, EXIT_USAGE
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks import measure
-from varla.training import environment
+from varla.runs import environment
 
 Row = dict[str, Any]
 

@@ -1,1 +1,1 @@
-"""Language models of every mechanism, trained alike and scored at several context lengths (docs/language.md)."""
+"""Language models of every mechanism, trained the same way and scored at several context lengths (docs/language.md)."""

@@ -1,8 +1,8 @@
 """Language models of every mechanism side by side: `python -m benchmarks.lm --corpus FOLDER`; see docs/language.md.
 
-The folder is benchmarks.lm.corpus's. Every finished run is in benchmarks/results/lm.json at once and is not made again;
-with `--minutes` a call ends in time, and the next one goes on. `--quick`: everything at a tiny size, on the CPU and on
-this project's own text. `--budget`: what it costs, without running anything.
+benchmarks.lm.corpus makes the folder. Every finished run is saved to benchmarks/results/lm.json at once and not made
+again. With `--minutes` a call ends in time, and the next call continues. `--quick` runs everything at a tiny size, on
+the CPU and on this project's own text. `--budget` prints the cost and runs nothing.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from benchmarks.lm.record import Record
 from benchmarks.lm.run import Job, run
 from benchmarks.lm.table import markdown
 
-QUICK_FILE = Path("runs/lm-quick.json")  # not among the results
-SPARE = 1.3  # runs may take so many times what is expected of them
+QUICK_FILE = Path("runs/lm-quick.json")  # kept apart from the results
+SPARE = 1.3  # a run may take this many times its expected time
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,17 +53,17 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m benchmarks.lm", description=__doc__)
     parser.add_argument("--corpus", type=Path, help="folder that benchmarks.lm.corpus wrote")
     parser.add_argument("--quick", action="store_true", help="tiny models, a few steps, on the CPU")
-    parser.add_argument("--budget", action="store_true", help="what it costs; nothing is run")
-    parser.add_argument("--minutes", type=float, help="begin no run that would not end within so many")
+    parser.add_argument("--budget", action="store_true", help="print the cost and run nothing")
+    parser.add_argument("--minutes", type=float, help="begin no run that would end later than this")
     parser.add_argument(
         "--only", nargs="+", choices=CONTENDERS, metavar="CONTENDER", help=f"of: {', '.join(CONTENDERS)}"
     )
     parser.add_argument("--tokens", type=int, help="tokens of a reported run")
     parser.add_argument("--choice", type=int, help="tokens of a run that tries a learning rate")
     parser.add_argument("--seeds", type=int, help="reported runs of every contender")
-    parser.add_argument("--rows", type=int, help="rows of a step")
-    parser.add_argument("--eager", action="store_true", help="steps are not CUDA graphs")
-    parser.add_argument("--out", type=Path, help="file of the runs")
+    parser.add_argument("--rows", type=int, help="rows in a step")
+    parser.add_argument("--eager", action="store_true", help="run steps without CUDA graphs")
+    parser.add_argument("--out", type=Path, help="file to save the runs in")
     given = parser.parse_args(arguments)
     if given.corpus is None and not (given.quick or given.budget):
         parser.error("--corpus FOLDER is needed (python -m benchmarks.lm.corpus FOLDER makes it), or --quick")
@@ -84,7 +84,7 @@ def sized(given: argparse.Namespace) -> Scale:
 
 
 def texts(folder: Path | None) -> tuple[list[bytes], list[bytes], str]:
-    """(training, validation) documents and what tells this corpus from others."""
+    """(training documents, validation documents, identity of the corpus)."""
     if folder is None:
         train, validation = data.own()
         return train, validation, "own"
@@ -100,9 +100,9 @@ def texts(folder: Path | None) -> tuple[list[bytes], list[bytes], str]:
 def work(
     record: Record, names: Sequence[str], deadline: float | None, do: Callable[[Job], dict[str, object]]
 ) -> list[str]:
-    """Run after run, until all are made or the next one would not end in time. Returns contenders that failed.
+    """Make runs until none is left or the next would not end in time. Returns the contenders that failed.
 
-    One that fails, for want of memory, say, is left alone, and the others go on.
+    If a contender fails, for lack of memory for example, the others continue.
     """
     failed: list[str] = []
     while (job := record.next([name for name in names if name not in failed])) is not None:
@@ -132,7 +132,7 @@ def cost(scale: Scale, speeds: dict[str, float]) -> str:
     rows = budget(scale, speeds)
     total = sum(float(cell) for row in rows for cell in row[3:])
     steps = f"{scale.steps(scale.tokens)} steps reported, {scale.steps(scale.choice)} to choose"
-    return f"{measure.table(header, rows)}\n{steps}; {total:.0f} minutes in all on one H200, about"
+    return f"{measure.table(header, rows)}\n{steps}; {total:.0f} minutes in total on one H200, about"
 
 
 if __name__ == "__main__":

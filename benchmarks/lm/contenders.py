@@ -1,22 +1,22 @@
-"""What is compared, at which sizes, and what that costs."""
+"""The models to compare, their sizes, and the cost of the comparison."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-CHOOSING = 0  # the seed that learning rates are chosen with; nothing of it is reported
+CHOOSING = 0  # the seed for choosing learning rates; its runs are not reported
 
 
 @dataclass(frozen=True)
 class Contender:
-    """`layers` are repeated over the model's depth. `speed`: training tokens a second to expect of an H200."""
+    """`layers` repeat over the model's depth. `speed`: expected training tokens per second on an H200."""
 
     layers: tuple[str, ...]
     speed: float
     options: Mapping[str, Mapping[str, Any]] | None = None
 
     def changes(self, depth: int) -> dict[str, Any]:
-        """What makes a preset of this depth this contender's."""
+        """Changes that turn a preset of this depth into this contender."""
         mechanisms = [self.layers[i % len(self.layers)] for i in range(depth)]
         return {"mechanisms": mechanisms, "mechanism_options": {k: dict(v) for k, v in (self.options or {}).items()}}
 
@@ -35,9 +35,9 @@ CONTENDERS: dict[str, Contender] = {
 class Scale:
     """Sizes of the whole comparison.
 
-    A step is `rows` rows of `context` tokens. `tokens` is what a reported run is trained on, `choice` what each
-    learning rate is tried on; where the best of the `rates` is the first or last of them, up to `beyond` more are
-    tried on that side. `contexts` must divide the longest of them.
+    A step is `rows` rows of `context` tokens. A reported run trains on `tokens` tokens; a run that tries a learning
+    rate, on `choice`. If the best of the `rates` is the smallest or largest, up to `beyond` more are tried on that
+    side. Every one of `contexts` must divide the longest.
     """
 
     preset: str
@@ -51,14 +51,14 @@ class Scale:
     beyond: int
     seeds: tuple[int, ...]
     contexts: tuple[int, ...]
-    scored: int  # validation tokens, at the most
-    tried: int  # the same, of other documents, to choose the rate on
+    scored: int  # most validation tokens of a reported run
+    tried: int  # most validation tokens for choosing a rate; they are of other documents
 
     def steps(self, tokens: int) -> int:
         return max(1, tokens // (self.rows * self.context))
 
 
-VOCABULARY = 256  # bytes; that which ends a document is one of them
+VOCABULARY = 256  # bytes; one of them ends a document
 FULL = Scale(
     preset="30m", changes={}, depth=8, rows=32, context=2048, tokens=50_000_000, choice=15_000_000,
     rates=(5e-4, 1.5e-3, 4.5e-3), beyond=2, seeds=(1, 2), contexts=(512, 2048, 8192, 32768), scored=1_000_000,
@@ -72,11 +72,11 @@ QUICK = Scale(
 
 
 def flops(name: str, scale: Scale) -> float:
-    """Floating-point operations of training on a token, about: 6 for every weight, and the mixers' own.
+    """Approximate floating-point operations of training on one token: 6 per weight, plus those of the mixers.
 
-    The latter by head and token, forward: softmax 2 T D (half of the T x T products); in chunks of C tokens, linear
-    attention 4 C D + 4 D^2 (the products within a chunk; S written and read), the delta rule 8 C D + 6 D^2 (and T^-1
-    applied to keys and values), VLA 8 C D + 14 D^2 (and A's own). Backward twice that.
+    A mixer's forward, per head and token: softmax 2 T D (half of the T x T products). In chunks of C tokens: linear
+    attention 4 C D + 4 D^2 (products within a chunk; writing and reading S), the delta rule 8 C D + 6 D^2 (also T^-1
+    applied to keys and values), VLA 8 C D + 14 D^2 (also those of A). The backward takes twice as many.
     """
     from varla.models import PRESETS
 
@@ -91,12 +91,12 @@ def flops(name: str, scale: Scale) -> float:
 
 
 def seconds(name: str, tokens: int, speed: float | None = None) -> float:
-    """What a run on so many tokens takes on one H200, about: training, and 12 s to begin and to be scored."""
+    """Approximate time of a run on one H200: training, plus 12 s for start and scoring."""
     return tokens / (speed or CONTENDERS[name].speed) + 12
 
 
 def budget(scale: Scale, speeds: Mapping[str, float] | None = None) -> list[list[str]]:
-    """Rows of a table: contender, GFLOP a token, tokens/s, minutes of choosing, of the reported runs."""
+    """Rows of a table: contender, GFLOP per token, tokens/s, minutes of choosing, minutes of reported runs."""
     rows = []
     for name, contender in CONTENDERS.items():
         speed = (speeds or {}).get(name, contender.speed)

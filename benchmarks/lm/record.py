@@ -1,4 +1,4 @@
-"""Runs that were made, in one file: what is left to do, which rate is best."""
+"""The finished runs, in one file: which run is next, and which learning rate is best."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,17 +6,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lm.contenders import CHOOSING, CONTENDERS, Scale
+from benchmarks.lm.contenders import CHOOSING, Scale
 from benchmarks.lm.run import Job
-from varla.training import environment
-from varla.training.run import write_aside
+from varla.runs import environment
+from varla.runs.folder import write_aside
+from varla.runs.outcomes import FINISHED
 
 Run = dict[str, Any]
 
 
 @dataclass
 class Record:
-    """`runs` in the order they were made; one with the same settings is made once."""
+    """`runs` in the order they were made; no two have the same settings."""
 
     path: Path
     scale: Scale
@@ -33,13 +34,13 @@ class Record:
         return next((run for run in self.runs if run["settings"] == key), None)
 
     def add(self, job: Job, found: Mapping[str, Any]) -> None:
-        """Keep a run, at once: a stop loses no more than what is under way."""
+        """Save a run at once, so that a stop loses only the current one."""
         self.runs.append({"settings": job.key(self.scale, self.corpus), **found, "environment": environment.describe()})
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_aside(self.path, json.dumps({"runs": self.runs}, indent=1) + "\n")
 
     def tries(self, name: str) -> list[Job]:
-        """The runs that choose a rate: the scale's, and those beyond while the best is the first or the last."""
+        """The runs that choose a rate: the scale's, and further ones while the best is the smallest or largest."""
         jobs = [Job(name, "choice", rate, CHOOSING, self.scale.choice) for rate in self.scale.rates]
         for _ in range(self.scale.beyond):
             rates, best = [job.rate for job in jobs], self._best(jobs)
@@ -51,11 +52,11 @@ class Record:
         return jobs
 
     def chosen(self, name: str) -> float | None:
-        """The rate with the fewest bits per byte on the documents to choose on; None unless all were tried."""
+        """The rate with the fewest bits per byte on the documents kept for this; None unless all were tried."""
         return self._best(self.tries(name))
 
     def _best(self, jobs: Sequence[Job]) -> float | None:
-        """The best rate of these runs; None unless all were made, and where all diverged."""
+        """The best rate of these runs; None if one is missing or all diverged."""
         found = [self.find(job) for job in jobs]
         if not all(found):
             return None
@@ -67,11 +68,11 @@ class Record:
         return float(best["settings"]["rate"])
 
     def speeds(self) -> dict[str, float]:
-        """Training tokens a second of every contender that has run."""
-        return {run["settings"]["contender"]: run["tokens/s"] for run in self.runs if run["status"] == "finished"}
+        """Training tokens per second of every contender that has run."""
+        return {run["settings"]["contender"]: run["tokens/s"] for run in self.runs if run["status"] == FINISHED}
 
     def next(self, names: Sequence[str]) -> Job | None:
-        """What to do next: every rate of every contender, then a seed of all of them before the next seed."""
+        """The next run: first all rates of all contenders, then one seed of all of them, then the next seed."""
         for name in names:
             for job in self.tries(name):
                 if self.find(job) is None:
@@ -79,19 +80,9 @@ class Record:
         for seed in self.scale.seeds:
             for name in names:
                 rate = self.chosen(name)
-                if rate is None:  # every one of them diverged
+                if rate is None:  # all of them diverged
                     continue
-                job = replace(report(name, self.scale, seed), rate=rate)
+                job = Job(name, "report", rate, seed, self.scale.tokens)
                 if self.find(job) is None:
                     return job
         return None
-
-
-def report(name: str, scale: Scale, seed: int) -> Job:
-    """Its rate is to be chosen."""
-    return Job(name, "report", 0.0, seed, scale.tokens)
-
-
-def everything(scale: Scale) -> int:
-    """How many runs there are, if no rate beyond is tried."""
-    return len(CONTENDERS) * (len(scale.rates) + len(scale.seeds))

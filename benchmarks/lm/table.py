@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks import measure
 from benchmarks.lm.contenders import CONTENDERS
+from varla.runs.outcomes import DIVERGED, FINISHED
 
 DOCS = Path(__file__).parents[2] / "docs/language.md"
 BEGIN, END = "<!-- benchmarks/results/lm.json: python -m benchmarks.lm.table -->", "<!-- end -->"
@@ -15,7 +16,7 @@ NOT_RUN = "Not run yet."
 
 
 def markdown(runs: Sequence[dict[str, Any]]) -> str:
-    """The reported runs, by contender: means over seeds, and how far apart they are."""
+    """The reported runs, by contender: mean and spread over seeds."""
     reported = [run for run in runs if run["settings"]["purpose"] == "report"]
     if not reported:
         return NOT_RUN
@@ -26,7 +27,7 @@ def markdown(runs: Sequence[dict[str, Any]]) -> str:
     rows = []
     for name in CONTENDERS:
         own = [run for run in newest if run["settings"]["contender"] == name]
-        own = [run for run in own if run["settings"]["rate"] == own[-1]["settings"]["rate"]]  # rates tried since
+        own = [run for run in own if run["settings"]["rate"] == own[-1]["settings"]["rate"]]  # the newest rate
         if own:
             rows.append([name, *cells(own, contexts)])
     first, steps = newest[0]["settings"], newest[0]["steps"]
@@ -38,15 +39,15 @@ def markdown(runs: Sequence[dict[str, Any]]) -> str:
             "|" + "---|" * len(header),
             *("| " + " | ".join(row) + " |" for row in rows),
             "",
-            f"{steps} steps of {first['rows']} rows of {first['context']} bytes, {total:.1f} million in all; "
-            f"{', '.join(gpus(newest))}. Mean over the seeds; behind ±, half of their range. "
+            f"{steps} steps of {first['rows']} rows of {first['context']} bytes, {total:.1f} million in total; "
+            f"{', '.join(gpus(newest))}. Mean over the seeds ± half of their range. "
             f"Rates tried: {', '.join(f'{rate:g}' for rate in tried)}.",
         ]
     )
 
 
 def comparable(reported: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that are alike in all but contender, rate and seed: the newest of them, where there are several kinds."""
+    """The runs that differ from the newest one only in contender, rate and seed."""
     own = ("contender", "rate", "seed")
 
     def kind(run: dict[str, Any]) -> dict[str, Any]:
@@ -56,11 +57,11 @@ def comparable(reported: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def cells(own: Sequence[dict[str, Any]], contexts: Sequence[int]) -> list[str]:
-    finished = [run for run in own if run["status"] == "finished"]
+    finished = [run for run in own if run["status"] == FINISHED]
     found = []
     for T in contexts:
         bits = [run["bits per byte"][str(T)] for run in finished]
-        found.append(spread(bits) if len(bits) == len(own) else "diverged")
+        found.append(spread(bits) if len(bits) == len(own) else DIVERGED)
     speed = statistics.median(run["tokens/s"] for run in own)
     rates = sorted({run["settings"]["rate"] for run in own})
     return [
@@ -88,7 +89,7 @@ def gpus(runs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def drawn(page: str, table: str) -> str:
-    """The page with the table between its marks."""
+    """The page with the table between its markers."""
     before, _, rest = page.partition(BEGIN)
     _, mark, after = rest.partition(END)
     if not mark:

@@ -24,7 +24,7 @@ from reproduction.items import (
     theory,
     training_log,
 )
-from varla.ops.arguments import refuse_unknown
+from varla.arguments import refuse_unknown
 
 ITEMS: tuple[Item, ...] = (
     copying.ITEM,

@@ -10,7 +10,7 @@ from reproduction.protocol import accuracy_claim, made, paper_run, protocol, sam
 from reproduction.records import Results, need
 from reproduction.runs import Preset, Train
 from reproduction.verdicts import FALSE, NOT_REPRODUCED, REPRODUCED
-from varla.outcomes import DIVERGED
+from varla.runs.outcomes import DIVERGED
 
 SHORT, LONG = 1000, 3000
 FIXED = {"update_penalty": False}  # A stays I / lambda0 = 10 I

@@ -17,7 +17,7 @@ from reproduction.records import Record, Results
 from reproduction.runner import wanted
 from reproduction.runs import FULL, PRESETS, QUICK, Run
 from reproduction.verdicts import NOT_RUN, VERDICTS
-from varla.outcomes import FINISHED
+from varla.runs.outcomes import FINISHED
 from varla.training import RunConfig
 
 ORDER = (FULL, QUICK)  # the preset that counts if both have records comes first

@@ -13,7 +13,7 @@ from typing import Any
 import altair as alt
 import torch
 
-from varla.outcomes import FINISHED
+from varla.runs.outcomes import FINISHED
 from varla.report.curves import DASHES, learning_curves, save
 from varla.report.series import PALETTE
 from varla.training import Run, build_model, build_task, checkpoint, sweep

@@ -8,7 +8,7 @@ import torch
 
 from varla.lm.settings import LMSettings, from_dict
 from varla.models import VarlaForCausalLM, preset
-from varla.training.config import override
+from varla.runs.settings import override
 
 TINY = {
     "preset": "5m", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "head_dim": 16,

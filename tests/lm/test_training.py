@@ -112,7 +112,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(run, text, tmp_path, monkeypatch):
     folder, _ = run
     with monkeypatch.context() as patched:
         patched.setattr(training, "Watch", Watched)
-        with pytest.raises(Interrupted, match=r"stopped and saved after step 2; go on with: varla train-lm --resume"):
+        with pytest.raises(Interrupted, match=r"stopped and saved after step 2; resume with: varla train-lm --resume"):
             train(settings(text), tmp_path / "run")
     assert (tmp_path / "run" / "checkpoint-2").is_dir()
     assert not (tmp_path / "run" / "model").exists()
@@ -159,7 +159,7 @@ def test_other_text_is_not_gone_on_with(tmp_path):
     train(chosen, tmp_path / "run")
     (tmp_path / "run" / "record.json").unlink()
     (tmp_path / "text" / "0.txt").write_text("something else " * 100)
-    with pytest.raises(RunError, match="the text is not that which"):
+    with pytest.raises(RunError, match="the text has changed since"):
         train(chosen, tmp_path / "run", resume=True)
 
 

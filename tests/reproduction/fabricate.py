@@ -6,7 +6,7 @@ from typing import Any
 from reproduction.claims import Claim, Finding, Item
 from reproduction.records import Results
 from reproduction.runs import QUICK, Measure, Run
-from varla.outcomes import FINISHED
+from varla.runs.outcomes import FINISHED
 
 
 def results(values: Iterable[tuple[Measure, Any]]) -> Results:

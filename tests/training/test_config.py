@@ -5,9 +5,9 @@ import math
 import pytest
 import yaml
 
-from varla.training import RunConfig, TrainConfig, complete, from_dict, load, override
-from varla.training.config import dump
-from varla.training.schedule import learning_rate
+from varla.runs.settings import dump
+from varla.training import RunConfig, complete, from_dict, load, override
+from varla.training.optimizer import cosine
 
 
 def test_defaults_are_the_papers():
@@ -21,7 +21,7 @@ def test_yaml_round_trip(tmp_path):
     config = from_dict({"mechanism": "linear", "task": {"name": "copy"}, "train": {"lr": 1, "steps": 7}})
     assert config.train.lr == 1.0
     assert isinstance(config.train.lr, float)
-    (tmp_path / "c.yaml").write_text(dump(config))
+    (tmp_path / "c.yaml").write_text(dump(config.to_dict()))
     assert from_dict(load(tmp_path / "c.yaml")) == config
     (tmp_path / "d.yaml").write_text("train: {lr: 1e-3}")
     assert from_dict(load(tmp_path / "d.yaml")).train.lr == 1e-3
@@ -94,12 +94,19 @@ def test_files_that_are_not_yaml_are_refused(tmp_path):
             load(bad)
     bad.write_text("")
     assert load(bad) == {}
-    assert yaml.safe_load(dump(RunConfig()))["mechanism"] == "vla"
+    assert yaml.safe_load(dump(RunConfig().to_dict()))["mechanism"] == "vla"
 
 
 def test_the_rate_warms_up_linearly_and_falls_as_a_cosine():
-    train = TrainConfig(steps=100, lr=2.0, warmup=0.1)
-    assert [learning_rate(step, train) for step in (0, 4, 9)] == pytest.approx([0.2, 1.0, 2.0])
-    assert learning_rate(55, train) == pytest.approx(1.0)
-    assert learning_rate(99, train) == pytest.approx(1 + math.cos(math.pi * 89 / 90))
-    assert learning_rate(0, TrainConfig(steps=10, lr=2.0, warmup=0)) == 2.0
+    rate = cosine(2.0, steps=100, warmup=10)
+    assert [rate(step) for step in (0, 4, 9)] == pytest.approx([0.2, 1.0, 2.0])
+    assert rate(55) == pytest.approx(1.0)
+    assert rate(99) == pytest.approx(1 + math.cos(math.pi * 89 / 90))
+    assert cosine(2.0, steps=10, warmup=0)(0) == 2.0
+
+
+def test_the_rate_can_end_above_zero():
+    rates = [cosine(1.0, steps=100, warmup=10, floor=0.1)(step) for step in range(100)]
+    assert max(rates) == rates[9] == 1.0
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[-1] == pytest.approx(0.1, abs=1e-3)

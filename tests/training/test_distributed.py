@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from tests.training.test_loop import tiny
+from varla.runs.settings import dump
 from varla.training import Run, train
-from varla.training.config import dump
 
 SCRIPT = """
 import sys
@@ -20,7 +20,7 @@ train(from_dict(load(sys.argv[1])), sys.argv[2], device="cpu")
 def test_two_processes_give_the_numbers_of_one(tmp_path):
     config = tiny("train.batch_size=8", "train.steps=12")
     train(config, tmp_path / "one", device="cpu")
-    (tmp_path / "config.yaml").write_text(dump(config))
+    (tmp_path / "config.yaml").write_text(dump(config.to_dict()))
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += [str(tmp_path / "script.py"), str(tmp_path / "config.yaml"), str(tmp_path / "two")]

@@ -5,8 +5,8 @@ import torch
 
 from tests.training.test_loop import numbers, tiny
 from varla.layers import MECHANISMS
-from varla.training import Diverged, TrainConfig, train
-from varla.training.update import adamw
+from varla.training import Diverged, train
+from varla.training.optimizer import adamw
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -32,7 +32,7 @@ def test_the_same_losses(mechanism, tmp_path):
 
 
 def test_the_optimiser_can_be_captured():
-    found = adamw(torch.nn.Linear(2, 2), TrainConfig(), torch.device("cpu"), graph=True)
+    found = adamw(torch.nn.Linear(2, 2).parameters(), capture_on=torch.device("cpu"))
     (group,) = found.param_groups
     assert group["capturable"]  # else PyTorch refuses to capture its step, fused or not
     assert isinstance(group["lr"], torch.Tensor)

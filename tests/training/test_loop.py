@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from varla.runs.settings import override
 from varla.training import Diverged, Interrupted, Run, RunError, build_model, checkpoint, evaluate, from_dict, train
-from varla.training.config import override
-from varla.training.progress import Silent
+from varla.training.progress import Progress
 
 TINY = {
     "mechanism": "vla",
@@ -39,7 +39,7 @@ def weights(folder):
     return (checkpoint.latest(Run(folder).checkpoints) / "model.safetensors").read_bytes()
 
 
-class StopAt(Silent):
+class StopAt(Progress):
     """Sends this process a signal after so many steps."""
 
     def __init__(self, at, number):

@@ -12,7 +12,7 @@ import yaml
 
 from varla.training import Interrupted, Run, RunError, from_dict, train
 from varla.training import sweep as sweeps
-from varla.training.progress import Silent
+from varla.training.progress import Progress
 from varla.training.sweep import expand, plan, read, run
 
 BASE = {
@@ -22,7 +22,7 @@ BASE = {
 }
 
 
-class StopsAfter(Silent):
+class StopsAfter(Progress):
     """Asks the run to stop, as Ctrl-C would, after some steps."""
 
     def __init__(self, steps):
@@ -204,7 +204,7 @@ def test_when_stopped_the_workers_save(tmp_path, how):
         process.kill()
     assert process.returncode == 130, stderr
     assert "seed1  interrupted" in stdout
-    assert "0 of 2 runs done; go on with the same command" in stderr
+    assert "0 of 2 runs done; resume with the same command" in stderr
     assert begun.record()["status"] == "interrupted"
     assert begun.record()["steps"] == begun.metrics()[-1]["step"]
     assert not (tmp_path / "out" / "seed2").exists()

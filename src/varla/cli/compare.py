@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from varla.cli.output import accuracies, console, draw, say, share, show, table
-from varla.outcomes import FINISHED
+from varla.runs.outcomes import FINISHED
 
 if TYPE_CHECKING:
     from varla.training import Run

@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from varla.cli.output import complain
-from varla.outcomes import DIVERGED, EXIT_CODES, EXIT_USAGE, INTERRUPTED
+from varla.runs.outcomes import DIVERGED, EXIT_CODES, EXIT_USAGE, INTERRUPTED
 
 
 class Commands(TyperGroup):

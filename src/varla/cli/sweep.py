@@ -10,7 +10,7 @@ from rich.table import Table
 
 from varla.cli.options import Device, check_device
 from varla.cli.output import accuracies, complain, console, say, share, show, table
-from varla.outcomes import EXIT_CODES, FAILED, RUNNING, WAITING
+from varla.runs.outcomes import EXIT_CODES, FAILED, RUNNING, WAITING
 
 if TYPE_CHECKING:
     from varla.training.sweep import Job

@@ -36,7 +36,7 @@ def train_lm(
 ) -> None:
     """Train a language model on text; checkpoints, the model and a record go to the run's folder."""
     from varla.lm.settings import from_dict
-    from varla.training.config import load, override
+    from varla.runs.settings import load, override
 
     if resume is not None and (config or settings or out):
         raise ValueError("--resume goes on with the run's own settings: leave out CONFIG, --set and --out")

@@ -1,4 +1,4 @@
-"""The Trainer's checkpoints, looked at before they are gone on from."""
+"""The Trainer's checkpoints, checked before a run resumes from one."""
 
 import json
 import zipfile
@@ -7,13 +7,13 @@ from typing import Any
 
 import safetensors
 
-from varla.training.run import RunError
+from varla.runs.folder import RunError
 
-_PICKLED = (".pt", ".pth", ".bin")  # zip archives, as torch.save writes them: their directory is at the end
+_PICKLED = (".pt", ".pth", ".bin")  # torch.save writes zip archives, whose directory is at the end
 
 
 def state_of(checkpoint: str | Path) -> dict[str, Any]:
-    """What the Trainer wrote down beside a checkpoint."""
+    """The Trainer's own state: steps done and what was logged."""
     file = Path(checkpoint) / "trainer_state.json"
     try:
         found = dict(json.loads(file.read_text()))
@@ -24,14 +24,14 @@ def state_of(checkpoint: str | Path) -> dict[str, Any]:
 
 
 def steps_of(checkpoint: str | Path) -> int:
-    """Steps that a checkpoint was made after."""
+    """The number of steps before a checkpoint."""
     return int(state_of(checkpoint)["global_step"])
 
 
 def check_checkpoint(checkpoint: str | Path, *, optimizer: bool = True) -> None:
-    """Raise a RunError unless everything is there, and nothing was cut short. No tensor is read.
+    """Raise a RunError if a file is missing or was cut short. No tensor is read.
 
-    `optimizer`: its state and the schedule's must be there: without them the Trainer begins with new ones.
+    `optimizer`: also require the state of optimizer and schedule. Without it, the Trainer silently begins a new one.
     """
     state_of(checkpoint)
     folder = Path(checkpoint)
@@ -51,6 +51,6 @@ def check_checkpoint(checkpoint: str | Path, *, optimizer: bool = True) -> None:
 
 def _damaged(checkpoint: str | Path, name: str) -> RunError:
     return RunError(
-        f"{checkpoint} is damaged: {name} is missing or was cut short. Remove this folder to go on from the checkpoint "
-        "before it, or from the beginning if there is none"
+        f"{checkpoint} is damaged: {name} is missing or was cut short. Remove this folder to resume from the "
+        "checkpoint before it, or from the beginning if there is none"
     )

@@ -10,11 +10,11 @@ from varla.models import VarlaForCausalLM
 
 
 class FolderError(ValueError):
-    """The folder holds no model that can be used; the message says why."""
+    """The folder holds no usable model. The message says why."""
 
 
 def load_model(folder: str | Path) -> VarlaForCausalLM:
-    """The model of a folder. Nothing is looked for anywhere else."""
+    """The model in a folder. Nothing is downloaded."""
     folder = Path(folder)
     if not folder.is_dir():
         raise FolderError(f"{folder} is not a folder with a model")
@@ -24,13 +24,13 @@ def load_model(folder: str | Path) -> VarlaForCausalLM:
     try:
         _check_settings(folder / "config.json")
         found: VarlaForCausalLM = VarlaForCausalLM.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # transformers raises whatever a file's content leads it to
+    except Exception as error:  # what transformers raises depends on how the files are wrong
         raise FolderError(f"{folder} cannot be loaded as a model: {_first_line(error)}") from error
     return found
 
 
 def load_folder(folder: str | Path, device: str | torch.device = "cpu") -> tuple[VarlaForCausalLM, Any]:
-    """(model, tokenizer) of a folder."""
+    """(model, tokenizer) in a folder."""
     from transformers import AutoTokenizer
 
     folder = Path(folder)
@@ -48,7 +48,7 @@ def load_folder(folder: str | Path, device: str | torch.device = "cpu") -> tuple
 
 
 def _check_settings(file: Path) -> None:
-    """Transformers says what is wrong with a file that is not JSON, but takes what is in it for names and values."""
+    """Refuse JSON that is not an object. Transformers reports invalid JSON itself, but assumes an object."""
     try:
         found = json.loads(file.read_bytes())
     except ValueError:

@@ -18,13 +18,13 @@ def evaluate(
     batch_size: int = 8,
     device: str = "cpu",
 ) -> dict[str, dict[str, Any]]:
-    """The harness's numbers by task. `include`: a folder with tasks of your own; `limit`: examples of each task.
+    """The harness's results by task. `include`: a folder with tasks of your own; `limit`: examples of each task.
 
-    `context`: tokens that the model is shown at a time, at the most (None: its max_position_embeddings). Texts that are
-    scored as a whole are cut into windows of so many, each token predicted once, the first from the tokenizer's
-    beginning-of-text or, without one, end-of-text; longer prompts lose their beginning.
+    `context`: the most tokens in one call (None: the model's max_position_embeddings). Tasks that score whole texts
+    cut them into windows of that length and predict each token once, the first one from the tokenizer's
+    beginning-of-text token or, without one, its end-of-text token. Longer prompts lose their beginning.
 
-    Raises ValueError for a folder without a model and for tasks that nobody knows.
+    Raises ValueError for a folder without a model and for unknown tasks.
     """
     try:
         from lm_eval import simple_evaluate

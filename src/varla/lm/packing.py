@@ -1,4 +1,4 @@
-"""Rows of a fixed number of tokens, cut from the corpus with no padding; documents know nothing of each other."""
+"""Rows of a fixed number of tokens, cut from the corpus without padding. Documents in a row do not see each other."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,19 +16,19 @@ from varla.models.modeling import IGNORED
 class Rows:
     """A dataset: row i is tokens [i * context, (i + 1) * context), with the position of each in its document.
 
-    A document that goes on from the row before begins at position 0 here: a row knows nothing of the others.
+    Positions begin at 0 in every row, also in the middle of a document: a row does not see the row before.
     """
 
     corpus: Corpus
     context: int
 
     def __post_init__(self) -> None:
-        """Refuse a corpus that has not one row."""
+        """Refuse a corpus that is shorter than one row."""
         if len(self.corpus) < self.context:
             raise ValueError(f"there are {len(self.corpus)} tokens of text, not enough for one row of {self.context}")
 
     def __len__(self) -> int:
-        """Whole rows; what is left over at the end is not used."""
+        """Whole rows; the rest of the text is not used."""
         return len(self.corpus) // self.context
 
     def __getitem__(self, i: int) -> dict[str, Tensor]:
@@ -46,9 +46,9 @@ class Rows:
 
 
 def collate(rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-    """Several rows as one packed batch row: [1, rows * context] each, as the model takes packed sequences.
+    """Several rows as one packed row: tensors [1, rows * context], as the model takes packed sequences.
 
-    A sequence's first token is no label: it follows from nothing.
+    The first token of a sequence is not a label: nothing before it could predict it.
     """
     tokens = torch.cat([row["input_ids"] for row in rows])[None]
     position = torch.cat([row["position_ids"] for row in rows])[None]

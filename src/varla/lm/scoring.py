@@ -1,4 +1,4 @@
-"""How well a model predicts text, given so many tokens of context: bits per byte and perplexity, in constant memory."""
+"""Bits per byte and perplexity of a text at a given context length, in constant memory."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 
 from varla.models.modeling import IGNORED
 
-PIECE = 2048  # tokens of a window that are read at a time
-BATCH = 16_384  # tokens in a call, at the most, over the rows
+PIECE = 2048  # tokens of a window in one call
+BATCH = 16_384  # most tokens in one call, over all rows
 
 
 @dataclass(frozen=True)
@@ -28,18 +28,18 @@ class Score:
     bytes: float
 
     def __post_init__(self) -> None:
-        """Refuse what is no score."""
+        """Refuse a loss that is not finite."""
         if not math.isfinite(self.nats):
             raise ValueError(f"the loss is {self.nats}: the model's weights hold NaN or infinity, or lead to them")
 
     @property
     def bits_per_byte(self) -> float:
-        """-log2 p of the text, by byte."""
+        """-log2 p of the text, divided by its bytes."""
         return self.nats / math.log(2) / self.bytes
 
     @property
     def perplexity(self) -> float:
-        """exp of the mean loss of a token."""
+        """exp of the mean loss per token."""
         return math.exp(min(700.0, self.nats / self.tokens))
 
 
@@ -47,10 +47,10 @@ class Score:
 def score(
     model: Any, tokens: NDArray[Any], context: int, bytes_per_token: float, starts: Sequence[int] | NDArray[Any] = (0,)
 ) -> Score:
-    """Score tokens [N] in windows of at most `context`, each of one document and read from an empty state.
+    """Score tokens [N] in windows of at most `context`, each within one document and read from an empty state.
 
-    `starts` says where documents begin. A window's first token is given, not predicted. Windows are read in pieces, so
-    that memory does not grow with `context` where the model's state does not.
+    `starts` says where documents begin. The first token of a window is given, not predicted. Windows are read in
+    pieces: memory grows with `context` only if the model's state does.
     """
     if len(tokens) < 2:
         raise ValueError(f"at least 2 tokens are needed to predict one, got {len(tokens)}")
@@ -67,7 +67,7 @@ def score(
 
 
 def windows(total: int, starts: Sequence[int] | NDArray[Any], context: int) -> list[tuple[int, int]]:
-    """(begin, end) of every window of two tokens or more, the longest first."""
+    """(begin, end) of every window of at least two tokens, the longest first."""
     found = [
         (at, min(at + context, end))
         for begin, end in pairwise([*(int(each) for each in starts if each < total), total])
@@ -77,7 +77,7 @@ def windows(total: int, starts: Sequence[int] | NDArray[Any], context: int) -> l
 
 
 def _calls(found: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-    """Windows that are read together: of one length, or none of them longer than PIECE; BATCH tokens at the most."""
+    """Windows to read in one call: of equal length, or none longer than PIECE; at most BATCH tokens."""
     call: list[tuple[int, int]] = []
     size = 0
     for begin, end in found:
@@ -93,7 +93,7 @@ def _calls(found: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
 
 
 def score_packed(model: Any, ids: Sequence[Tensor]) -> tuple[float, int]:
-    """(sum of -ln p, tokens predicted) of sequences of different lengths, none longer than PIECE, in one call."""
+    """(sum of -ln p, tokens predicted) of sequences of different lengths up to PIECE, in one call."""
     lengths = torch.tensor([0, *(each.shape[0] for each in ids)])
     whole = torch.cat(list(ids))
     logits = model(whole[None], cu_seqlens=lengths.cumsum(0), use_cache=False).logits[0]
@@ -121,7 +121,7 @@ def score_piece(model: Any, state: Any, ids: Tensor, targets: Tensor) -> tuple[A
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """Meanwhile the model is not in training mode."""
+    """Put the model in evaluation mode, then back."""
     was_training = model.training
     model.eval()
     try:
@@ -137,7 +137,7 @@ def scores(
     bytes_per_token: float,
     starts: Sequence[int] | NDArray[Any] = (0,),
 ) -> dict[int, Score]:
-    """The same at several context lengths; those that no document reaches are left out, but for the shortest."""
+    """`score` at several context lengths. Drops lengths that no document reaches, but keeps one."""
     longest = max(end - begin for begin, end in pairwise([*(int(x) for x in starts if x < len(tokens)), len(tokens)]))
     wanted = [each for each in contexts if each <= longest] or list(contexts)[:1]
     return {context: score(model, tokens, context, bytes_per_token, starts) for context in wanted}

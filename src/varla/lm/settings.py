@@ -1,39 +1,44 @@
-"""A language model's training as one nested value that YAML maps onto.
+"""The settings of a language model's training: one nested, frozen value.
 
-model: {preset: 5m, mechanisms: vla}     # a preset and changes to it, or {folder: MODEL} to go on from weights
+model: {preset: 5m, mechanisms: vla}     # a preset and changes to it, or {folder: MODEL} to start from its weights
 tokenizer: bytes                         # or a folder, or a name on the hub
 data:
-  train: [books/*.txt]                   # files (.txt: one document each; .jsonl: one a line), or {dataset: NAME, ...}
+  train: [books/*.txt]                   # files (.txt: one document; .jsonl: one per line), or {dataset: NAME, ...}
   validation: 0.01                       # files as above, or the last share of the training tokens
   context: 1024
 train: {max_steps: 1000, learning_rate: 1e-3}    # transformers.TrainingArguments, by its own names
 evaluate: {contexts: [512, 2048]}
 """
 
+import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from varla.arguments import check_count, check_number, refuse_unknown
-from varla.training.config import read
+from varla.arguments import check_count, check_flag, check_number, refuse_unknown
+from varla.runs.settings import read
 
-# What `train` may not set, and why.
+# Arguments of the Trainer that `train` may not set, and why.
 OURS = {
     "output_dir": "it is the run's folder: --out",
-    "resume_from_checkpoint": "--resume goes on from the newest one",
+    "resume_from_checkpoint": "--resume continues from the newest one",
     "seed": "it is the key `seed`",
     "data_seed": "it is the key `seed`",
     "remove_unused_columns": "batches are made of packed tokens",
     "label_names": "batches are made of packed tokens",
 }
-PRESET = "5m"  # of a model that names none
-_SEEDS = 2**32
+PRESET = "5m"  # if `model` names none
 SOURCE = ("dataset", "config", "split", "column")
+_SEEDS = 2**32
+# Ranges of the Trainer's arguments.
+_COUNTS = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
+_NOT_NEGATIVE = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "dataloader_num_workers")
+_BELOW_ONE = ("adam_beta1", "adam_beta2")
 
 
 @dataclass(frozen=True)
 class DataSettings:
-    """Where text comes from, and how many tokens a row has."""
+    """Where the text comes from, and how many tokens a row has."""
 
     train: str | list | Mapping = field(default_factory=list)  # type: ignore[type-arg]
     validation: str | list | Mapping | float = 0.01  # type: ignore[type-arg]
@@ -68,7 +73,7 @@ def _check_source(path: str, source: str | list[Any] | Mapping[str, Any]) -> Non
 
 @dataclass(frozen=True)
 class EvaluateSettings:
-    """Context lengths that the trained model is scored at, and on how many validation tokens at the most."""
+    """Context lengths to score the trained model at, and the largest number of validation tokens to score."""
 
     contexts: list = field(default_factory=lambda: [512, 2048])  # type: ignore[type-arg]
     tokens: int = 1_000_000
@@ -82,7 +87,7 @@ class EvaluateSettings:
 
 @dataclass(frozen=True)
 class LMSettings:
-    """Everything that makes a language model's training."""
+    """All settings. `train` holds arguments of transformers.TrainingArguments, by their own names."""
 
     model: Mapping = field(default_factory=dict)  # type: ignore[type-arg]
     tokenizer: str = "bytes"
@@ -92,7 +97,7 @@ class LMSettings:
     seed: int = 42
 
     def __post_init__(self) -> None:
-        """Check what can be checked without transformers; its own names are checked when they are used."""
+        """Check everything but the names in `train`, which need transformers: see `check_train`."""
         if not self.data.train:
             raise ValueError("data.train must name text: files such as [books/*.txt], or {dataset: NAME}")
         if "folder" not in self.model:
@@ -116,3 +121,45 @@ class LMSettings:
 def from_dict(values: Mapping[str, Any]) -> LMSettings:
     """Read nested dictionaries. Unknown keys and wrong types are errors that name the key by its path."""
     return read(LMSettings, values)
+
+
+def check_train(train: Mapping[str, Any]) -> None:
+    """Raise an error that names the first key of `train` that is unknown, of a wrong type or out of range.
+
+    The Trainer itself would find most mistakes only at its first step.
+    """
+    from transformers import TrainingArguments
+
+    hints = {each.name: each.type for each in fields(TrainingArguments) if each.init}
+    for key, value in train.items():
+        refuse_unknown("key", f"train.{key}", [f"train.{each}" for each in hints])
+        _check_kind(f"train.{key}", value, hints[key])
+        _check_range(key, value)
+
+
+def _check_kind(name: str, value: object, hint: Any) -> None:
+    """Check integers, numbers and flags. Of other types the Trainer accepts more than it declares."""
+    kinds = set(typing.get_args(hint)) or {hint}
+    if value is None and type(None) in kinds:
+        return
+    kinds.discard(type(None))
+    if kinds == {bool}:
+        check_flag(name, value)
+    elif kinds == {int} and (isinstance(value, bool) or not isinstance(value, int)):
+        raise TypeError(f"{name} must be an integer, got {value!r} ({type(value).__name__})")
+    elif kinds == {float} and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
+
+
+def _check_range(key: str, value: Any) -> None:
+    name = f"train.{key}"
+    if key in _COUNTS:
+        check_count(name, value)
+    if key in _NOT_NEGATIVE:
+        check_number(name, value, least=0)
+    if key in _BELOW_ONE and value >= 1:
+        raise ValueError(f"{name} must be below 1, got {value!r}")
+    if key == "num_train_epochs":
+        check_number(name, value, above=0)
+    if key == "max_steps" and value < 1 and value != -1:
+        raise ValueError(f"{name} must be at least 1, or -1 (as many as num_train_epochs take), got {value!r}")

@@ -1,4 +1,4 @@
-"""Scores of text that comes as a stream: of any length, in one pass, in constant memory."""
+"""Scores of a stream of text of any length, in one pass and in constant memory."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -13,10 +13,10 @@ from varla.lm.scoring import BATCH, PIECE, Score, evaluating, score_piece, score
 def score_stream(
     model: Any, tokens: Iterable[Sequence[int]], contexts: Sequence[int | None], text_bytes: Callable[[], int]
 ) -> dict[int | None, Score]:
-    """As `varla.lm.scoring.scores`, for tokens that come in pieces of any length: neither text nor tokens are kept.
+    """Like `varla.lm.scoring.scores`, for tokens that arrive in pieces of any length and are not kept.
 
-    A context of None is the whole stream as one. `text_bytes` says, at the end, how many bytes of text it was. Memory
-    is that of a few thousand tokens and one state for every context.
+    A context of None is the whole stream as one window. `text_bytes` is called at the end and says how many bytes the
+    text had. Memory: a few thousand tokens and one state per context.
     """
     readers = {context: _Reader(model, context) for context in contexts}
     seen = 0
@@ -37,12 +37,12 @@ def score_stream(
 class _Reader:
     """Scores one stream in windows of `context` tokens.
 
-    Windows of up to PIECE tokens are kept until there are BATCH tokens, and read side by side, as by `score`. Longer
-    ones are read PIECE by PIECE, one after the other.
+    Windows of up to PIECE tokens are collected and read in batches of BATCH tokens, as `score` does. Longer ones are
+    read one after another, PIECE tokens at a time.
     """
 
     def __init__(self, model: Any, context: int | None):
-        """Nothing read yet."""
+        """Nothing is read yet."""
         self.model, self.context = model, context
         self.nats, self.count = 0.0, 0
         self.short = context is not None and context <= PIECE
@@ -53,14 +53,14 @@ class _Reader:
         self.position = 0  # in the window
 
     def read(self, ids: Tensor) -> None:
-        """The next tokens [T]."""
+        """Take the next tokens [T]."""
         self.held = torch.cat((self.held, ids))
         while self.held.shape[0] >= self.step:
             self._read(self.held[: self.step])
             self.held = self.held[self.step :].clone()
 
     def finish(self) -> None:
-        """What is left at the end."""
+        """Read what is left at the end."""
         self._read(self.held)
 
     def _read(self, ids: Tensor) -> None:
@@ -75,7 +75,7 @@ class _Reader:
                 self._add(*score_window(self.model, rows))
 
     def _go_on(self, ids: Tensor) -> None:
-        """Tokens [T <= PIECE] of windows that are longer than that."""
+        """Read tokens [T <= PIECE] of windows longer than PIECE."""
         while ids.shape[0]:
             room = ids.shape[0] if self.context is None else self.context - self.position
             part, ids = ids[:room], ids[room:]

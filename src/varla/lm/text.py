@@ -1,4 +1,4 @@
-"""Text as one long array of tokens on disk, with the places where documents begin. Made once, then mapped."""
+"""Text as one long array of tokens on disk, with the start of each document. Written once, then memory-mapped."""
 
 import glob
 import gzip
@@ -22,12 +22,12 @@ COMPRESSED: Mapping[str, Any] = {".gz": gzip, ".xz": lzma}
 
 
 class TextError(ValueError):
-    """Text that cannot be read; the message names the file."""
+    """The text cannot be read. The message names the file."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Tokens of all documents end to end [N], where each begins [documents], and the bytes of the text they are of."""
+    """Tokens of all documents end to end [N], the start of each document [documents], and the bytes of the text."""
 
     tokens: NDArray[Any]
     starts: NDArray[np.int64]
@@ -39,11 +39,11 @@ class Corpus:
 
     @property
     def bytes_per_token(self) -> float:
-        """Of text, on average."""
+        """The average over the text."""
         return self.text_bytes / len(self.tokens)
 
     def split(self, share: float) -> tuple["Corpus", "Corpus"]:
-        """All but the last share of the tokens, and that share; each gets its part of the bytes."""
+        """(all but the last share of the tokens, that share), each with its part of the bytes."""
         cut = len(self.tokens) - round(share * len(self.tokens))
         parts = []
         for begin, end in ((0, cut), (cut, len(self.tokens))):
@@ -54,7 +54,7 @@ class Corpus:
 
 
 def load_tokenizer(name: str) -> Any:
-    """A tokenizer: "bytes" (256, and one for the end of a text), a folder, or a name on the hub."""
+    """A tokenizer: "bytes" (256 tokens and one that ends a text), a folder, or a name on the hub."""
     from transformers import AutoTokenizer
 
     if name == BYTES:
@@ -69,11 +69,11 @@ def load_tokenizer(name: str) -> Any:
 
 
 def byte_tokenizer() -> Any:
-    """A byte is its own token; 256 ends a text. (ByT5's would end every prompt with that one, too.)"""
+    """Each byte is a token; 256 ends a text. (ByT5's tokenizer would also end every prompt with that token.)"""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    # How ByteLevel writes bytes: printable ones as Latin-1 does, the others as the letters from 256 on.
+    # ByteLevel writes printable bytes as Latin-1 does, the others as the letters from 256 on.
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = [byte for byte in range(256) if byte not in printable]
     letters = {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -84,7 +84,7 @@ def byte_tokenizer() -> Any:
 
 
 def files(source: str | list[str]) -> list[Path]:
-    """The files that paths and patterns name, in order; a pattern that matches nothing is an error."""
+    """The files that paths and patterns match, in order. A pattern without a match is an error."""
     found: list[Path] = []
     for pattern in [source] if isinstance(source, str) else source:
         matches = sorted(glob.glob(pattern, recursive=True))
@@ -98,7 +98,7 @@ def files(source: str | list[str]) -> list[Path]:
 
 
 def documents(source: str | list[str] | Mapping[str, Any]) -> Iterator[str]:
-    """The texts of a source: .jsonl files have one a line (key "text"), others are one each; or a dataset's column.
+    """The texts of a source: every line of a .jsonl file (key "text"), other files whole, or a dataset's column.
 
     Files may be compressed: .jsonl.gz, .txt.xz.
     """
@@ -113,7 +113,7 @@ def documents(source: str | list[str] | Mapping[str, Any]) -> Iterator[str]:
 
 
 def read_text(path: Path) -> str:
-    """A file's text, unpacked if it is compressed; one that is not UTF-8 is an error that says where."""
+    """A file's text, decompressed if needed. The error for a file that is not UTF-8 says where."""
     try:
         if path.suffix in COMPRESSED:
             with COMPRESSED[path.suffix].open(path, "rt", encoding="utf-8") as file:
@@ -139,7 +139,7 @@ def _lines(path: Path) -> Iterator[str]:
             raise TextError(f'{path}, line {number}: "text" must be a string, got {type(text).__name__}')
         try:
             text.encode()
-        except UnicodeEncodeError as error:  # JSON can write it
+        except UnicodeEncodeError as error:  # JSON can escape half of a surrogate pair
             half = ascii(text[error.start])
             raise TextError(f'{path}, line {number}: "text" holds {half}, half of a character') from error
         yield text
@@ -165,7 +165,7 @@ def _dataset(source: Mapping[str, Any]) -> Iterator[str]:
 
 
 def corpus(source: str | list[str] | Mapping[str, Any], tokenizer: Any, folder: Path) -> Corpus:
-    """The source's tokens, from `folder` if they were made before of the same text and tokenizer.
+    """The source's tokens, from `folder` if the same text was tokenized there before.
 
     Every document ends with the tokenizer's end-of-text token, if it has one.
     """
@@ -174,7 +174,7 @@ def corpus(source: str | list[str] | Mapping[str, Any], tokenizer: Any, folder: 
     if found is None:
         folder.mkdir(parents=True, exist_ok=True)
         size = _write(documents(source), tokenizer, folder)
-        (folder / "size.json").write_text(json.dumps(size))  # last: what was cut short has none
+        (folder / "size.json").write_text(json.dumps(size))  # last: an interrupted write leaves none
         found = _read(folder, tokenizer)
         if found is None:
             raise TextError(f"{folder} cannot be read back: is the disk full?")
@@ -182,7 +182,7 @@ def corpus(source: str | list[str] | Mapping[str, Any], tokenizer: Any, folder: 
 
 
 def _read(folder: Path, tokenizer: Any) -> Corpus | None:
-    """What was made before; None if there is nothing, or not all of it."""
+    """The tokens written before; None if they are missing or incomplete."""
     try:
         size = json.loads((folder / "size.json").read_text())
         tokens = np.memmap(folder / "tokens.bin", _kind(tokenizer), "r")
@@ -215,7 +215,7 @@ def _kind(tokenizer: Any) -> type[np.unsignedinteger[Any]]:
 
 
 def text_key(source: str | list[str] | Mapping[str, Any], tokenizer: Any) -> str:
-    """Tells texts and tokenizers apart: by the files' names, sizes and times, not by reading them."""
+    """Identifies text and tokenizer: by the files' names, sizes and times, without reading them."""
     if isinstance(source, Mapping):
         texts: list[Any] = [dict(source)]
     else:

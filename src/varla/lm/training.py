@@ -1,7 +1,7 @@
-"""Training a language model through Hugging Face's Trainer, into one folder that can be gone on from.
+"""Training a language model through Hugging Face's Trainer, into one folder that can be resumed.
 
-config.yaml, tokens/ (the text, tokenised once), checkpoint-N/ and logs/ (the Trainer's), model/ (the result, with its
-tokenizer), record.json.
+The folder: config.yaml, tokens/ (the text, tokenized once), checkpoint-N/ and logs/ (the Trainer's), model/ (the
+result, with its tokenizer), record.json.
 """
 
 import json
@@ -14,25 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
-from varla.lm.arguments import check_arguments
 from varla.lm.checkpoints import check_checkpoint, state_of, steps_of
 from varla.lm.folder import load_model
 from varla.lm.packing import Rows, collate
 from varla.lm.scoring import scores
-from varla.lm.settings import LMSettings, from_dict
+from varla.lm.settings import LMSettings, check_train, from_dict
 from varla.lm.text import Corpus, corpus, load_tokenizer, text_key
 from varla.models import VarlaForCausalLM, preset
-from varla.outcomes import FINISHED
-from varla.training import environment
-from varla.training.config import load
-from varla.training.loop import Interrupted
-from varla.training.run import Run, RunError, write_aside
-from varla.training.stop import Stop
-from varla.training.update import Diverged
+from varla.runs import environment
+from varla.runs.folder import RunError, RunFolder, write_aside
+from varla.runs.outcomes import FINISHED, Diverged, Interrupted, Stop
 
 DEFAULTS: Mapping[str, Any] = {
     "max_steps": 1000,
@@ -46,46 +40,44 @@ DEFAULTS: Mapping[str, Any] = {
     "save_steps": 500,
     "save_total_limit": 2,
     "report_to": "tensorboard",
-    "logging_nan_inf_filter": False,  # else a loss that is not finite is logged as if nothing were wrong
+    "logging_nan_inf_filter": False,  # the filter would hide a loss that is not finite
 }
 
 
 def read_settings(folder: Path) -> LMSettings:
     """The settings that a run's folder was made with."""
-    file = folder / "config.yaml"
-    if not file.is_file():
-        raise RunError(f"{folder} holds no run: there is no config.yaml in it")
-    return from_dict(load(file))
+    return from_dict(RunFolder(folder).read_config())
 
 
 def train(settings: LMSettings, folder: str | Path, *, resume: bool = False) -> dict[str, Any]:
-    """Train to the end, score at every context length, and return the record. `resume` goes on from a checkpoint.
+    """Train to the end, score at every context length, and return the record. `resume` continues from a checkpoint.
 
     Raises Diverged, Interrupted (after saving), or ValueError for settings, text and folders that cannot be used.
     """
     folder = Path(folder)
+    run = RunFolder(folder)
     main = int(os.environ.get("RANK", "0")) == 0
     arguments = training_arguments(settings, folder)
-    _check(settings, folder, resume)
-    if resume and Run(folder).record().get("status") == FINISHED:
-        return Run(folder).record()  # the Trainer would make one step more
+    _check(settings, run, resume)
+    if resume and run.record().get("status") == FINISHED:
+        return run.record()  # the Trainer would take one step more
     tokenizer = load_tokenizer(settings.tokenizer)
     set_seed(settings.seed)
     model = build_model(settings.model, len(tokenizer), tokenizer, settings.data.context)
     parameters, use_cache = sum(p.numel() for p in model.parameters()), model.config.use_cache
-    arguments.distributed_state.wait_for_everyone()  # all have looked at the folder as it was
+    arguments.distributed_state.wait_for_everyone()  # until all processes have checked the folder
     with arguments.main_process_first(desc="text"):
         train_text, validation = load_texts(settings, tokenizer, folder / "tokens")
         if main:
-            _claim(settings, tokenizer, folder, resume)
-    with Stop() as stop, Run(folder).lock(main), logs_in(folder / "logs"):
+            _claim(settings, tokenizer, run, resume)
+    with Stop() as stop, run.lock(main), logs_in(folder / "logs"):
         last = get_last_checkpoint(str(folder)) if resume else None
         if last is not None:
             check_checkpoint(last, optimizer=not (arguments.save_only_model or arguments.deepspeed))
-        over = last is not None and steps_of(last) >= arguments.max_steps > 0
-        if over:  # and cut short after that: again, it would make one step more
+        trained = last is not None and steps_of(last) >= arguments.max_steps > 0
+        if trained:  # it was cut short afterwards, and the Trainer would take one step more
             model = VarlaForCausalLM.from_pretrained(last)
-        with _given_back(folder, main and not resume):
+        with _released(folder, main and not resume):
             trainer = Trainer(
                 model,
                 arguments,
@@ -97,17 +89,17 @@ def train(settings: LMSettings, folder: str | Path, *, resume: bool = False) -> 
             )
             if arguments.fsdp and not trainer.is_fsdp_enabled:
                 raise ValueError("train.fsdp needs GPUs: nothing would be sharded here")
-        metrics: Mapping[str, float] = {} if over else trainer.train(resume_from_checkpoint=last).metrics
-        steps = arguments.max_steps if over else trainer.state.global_step
-        if not math.isfinite(loss := metrics.get("train_loss", 0.0)):  # of steps that were not logged
+        metrics: Mapping[str, float] = {} if trained else trainer.train(resume_from_checkpoint=last).metrics
+        steps = arguments.max_steps if trained else trainer.state.global_step
+        if not math.isfinite(loss := metrics.get("train_loss", 0.0)):  # `Watch` sees only the steps that are logged
             raise Diverged(f"diverged by step {steps}: the mean loss is {loss}")
         if stop.wanted and steps < trainer.state.max_steps:
-            raise Interrupted(f"stopped and saved after step {steps}; go on with: varla train-lm --resume {folder}")
+            raise Interrupted(f"stopped and saved after step {steps}; resume with: varla train-lm --resume {folder}")
         found = {} if validation is None else evaluate(trainer.model, validation, settings)
-        trainer.model.config.use_cache = use_cache  # the Trainer switches it off, for the training
+        trainer.model.config.use_cache = use_cache  # the Trainer switches it off while it trains
         trainer.save_model(str(folder / "model"))
         speed = metrics.get("train_samples_per_second")
-        history = state_of(last)["log_history"] if over and last else trainer.state.log_history
+        history = state_of(last)["log_history"] if trained and last else trainer.state.log_history
         record = {
             "status": FINISHED,
             "steps": steps,
@@ -121,13 +113,13 @@ def train(settings: LMSettings, folder: str | Path, *, resume: bool = False) -> 
         }
         if main:
             tokenizer.save_pretrained(folder / "model")
-            Run(folder).write_record(record)
+            run.write_record(record)
     return record
 
 
 @contextmanager
-def _given_back(folder: Path, ours: bool) -> Iterator[None]:
-    """Where the Trainer cannot begin, the folder that became `ours` is free again, but for its tokens."""
+def _released(folder: Path, ours: bool) -> Iterator[None]:
+    """If the Trainer cannot begin, release the folder that this process claimed; only its tokens stay."""
     try:
         yield
     except Exception as error:
@@ -136,12 +128,12 @@ def _given_back(folder: Path, ours: bool) -> Iterator[None]:
                 (folder / name).unlink(missing_ok=True)
         if isinstance(error, (ValueError, TypeError, OSError)):
             raise
-        raise ValueError(f"the Trainer cannot begin: {error}") from error  # no such package, no network
+        raise ValueError(f"the Trainer cannot begin: {error}") from error  # a missing package, no network
 
 
 @contextmanager
 def logs_in(folder: Path) -> Iterator[None]:
-    """Meanwhile transformers writes TensorBoard's files there; it takes the place from the environment alone."""
+    """Have transformers write TensorBoard's files to `folder`, which it reads from the environment alone."""
     name = "TENSORBOARD_LOGGING_DIR"
     before = os.environ.get(name)
     os.environ[name] = str(folder)
@@ -155,8 +147,8 @@ def logs_in(folder: Path) -> Iterator[None]:
 
 
 def training_arguments(settings: LMSettings, folder: Path) -> TrainingArguments:
-    """The Trainer's settings: ours, under what is given. Its own errors are passed on."""
-    check_arguments(settings.train)
+    """The Trainer's arguments: our defaults, then the given ones. Its own errors pass through."""
+    check_train(settings.train)
     given = {**DEFAULTS, "disable_tqdm": not sys.stderr.isatty(), **settings.train}
     if "num_train_epochs" in settings.train and "max_steps" not in settings.train:
         del given["max_steps"]
@@ -166,7 +158,7 @@ def training_arguments(settings: LMSettings, folder: Path) -> TrainingArguments:
     )  # fmt: skip
     if made.n_gpu > 1:
         raise ValueError(
-            f"there are {made.n_gpu} GPUs and one process, and nn.DataParallel, which the Trainer would take, cannot "
+            f"there are {made.n_gpu} GPUs and one process, and nn.DataParallel, which the Trainer would use, cannot "
             f"split packed rows: torchrun --nproc-per-node {made.n_gpu} -m varla.cli train-lm ... for all of them, or "
             "CUDA_VISIBLE_DEVICES=0 for one"
         )
@@ -174,7 +166,7 @@ def training_arguments(settings: LMSettings, folder: Path) -> TrainingArguments:
 
 
 def load_texts(settings: LMSettings, tokenizer: Any, folder: Path) -> tuple[Corpus, Corpus | None]:
-    """(training text, validation text or None), tokenised; checked to have a row each."""
+    """(training text, validation text or None), tokenized. Each must fill at least one row."""
     data = settings.data
     whole = corpus(data.train, tokenizer, folder)
     if not isinstance(data.validation, float):
@@ -194,10 +186,10 @@ def load_texts(settings: LMSettings, tokenizer: Any, folder: Path) -> tuple[Corp
 
 
 def build_model(model: Mapping[str, Any], words: int, tokenizer: Any, context: int) -> VarlaForCausalLM:
-    """A new model of a preset with the tokenizer's vocabulary, or the one in a folder if its vocabulary is as large.
+    """A new model of a preset with the tokenizer's vocabulary, or the model in a folder if its vocabulary is as large.
 
-    Its max_position_embeddings say what it was trained for: rows of `context` tokens, unless `model` says otherwise; a
-    model from a folder keeps its own where they are more.
+    max_position_embeddings is the length the model is trained for: `context`, unless `model` sets it. A model from a
+    folder keeps its own if that is larger.
     """
     if "folder" in model:
         found = load_model(model["folder"])
@@ -214,7 +206,7 @@ def build_model(model: Mapping[str, Any], words: int, tokenizer: Any, context: i
 
 
 def evaluate(model: Any, validation: Corpus, settings: LMSettings) -> dict[str, dict[str, float]]:
-    """Bits per byte and perplexity of the validation text, by context length."""
+    """Bits per byte and perplexity of the validation text, for each context length."""
     tokens = validation.tokens[: settings.evaluate.tokens]
     found = scores(model, tokens, settings.evaluate.contexts, validation.bytes_per_token, validation.starts)
     return {
@@ -224,14 +216,14 @@ def evaluate(model: Any, validation: Corpus, settings: LMSettings) -> dict[str, 
 
 
 class Watch(TrainerCallback):  # type: ignore[misc]
-    """Stops between steps when asked to, saved; and at a loss that is not finite."""
+    """Stops the Trainer: after a step, saved, when a signal asks for it; at once if the loss is not finite."""
 
     def __init__(self, stop: Stop):
         """`stop` catches the signals."""
         self.stop = stop
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        """Save and end, if asked to. One process of several is enough."""
+        """Save and stop if any of the processes was asked to."""
         wanted = torch.tensor(int(self.stop.wanted), device=args.device)
         if args.world_size > 1:
             torch.distributed.all_reduce(wanted)
@@ -240,23 +232,20 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         return control
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
-        """Look at what was logged."""
+        """Raise Diverged if a logged loss or gradient norm is not finite."""
         for name in ("loss", "grad_norm"):
             value = (logs or {}).get(name)
             if value is not None and not math.isfinite(value):
                 raise Diverged(f"diverged by step {state.global_step}: {name} is {value}")
 
 
-def _check(settings: LMSettings, folder: Path, resume: bool) -> None:
-    """Check that the folder is free, or this run's."""
+def _check(settings: LMSettings, run: RunFolder, resume: bool) -> None:
+    """Check that the folder is free or, to resume, holds this very run."""
+    folder = run.folder
     if resume:
-        before, now = read_settings(folder).to_dict(), settings.to_dict()
-        if before != now:
-            keys = ", ".join(sorted(key for key in now if now[key] != before.get(key)))
-            raise RunError(f"{folder} was made with other settings of {keys}: it cannot be resumed with these")
+        run.check_same(read_settings(folder).to_dict(), settings.to_dict())
         return
-    if (folder / "config.yaml").exists():
-        raise RunError(f"{folder} already holds a run: resume it, or choose another folder")
+    run.check_unused()
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder} is a file: choose another folder")
     others = sorted(path.name for path in folder.glob("*") if path.name != "tokens") if folder.is_dir() else []
@@ -264,18 +253,18 @@ def _check(settings: LMSettings, folder: Path, resume: bool) -> None:
         raise RunError(f"{folder} holds {others[0]!r}, which is no run's: choose an empty folder, or a new one")
 
 
-def _claim(settings: LMSettings, tokenizer: Any, folder: Path, resume: bool) -> None:
-    """Write down what the run is made of, now that nothing is known to be wrong; or check that the text is the same."""
+def _claim(settings: LMSettings, tokenizer: Any, run: RunFolder, resume: bool) -> None:
+    """Write the settings and the identity of the text; or, to resume, check that the text is the same."""
     sources = (settings.data.train, settings.data.validation)
     texts = [text_key(source, tokenizer) for source in sources if not isinstance(source, float)]
-    file = folder / "texts.json"
+    file = run.folder / "texts.json"
     if resume:
         try:
             before = json.loads(file.read_text())
         except (OSError, ValueError) as error:
-            raise RunError(f"{file} is missing or damaged: it is not known what text the run was begun with") from error
+            raise RunError(f"{file} is missing or damaged: the run cannot be matched with its text") from error
         if before != texts:
-            raise RunError(f"the text is not that which {folder} was begun with: it cannot be gone on with")
+            raise RunError(f"the text has changed since {run.folder} was begun: it cannot be resumed")
         return
     write_aside(file, json.dumps(texts))
-    write_aside(folder / "config.yaml", str(yaml.safe_dump(settings.to_dict(), sort_keys=False)))
+    run.write_config(settings.to_dict())

@@ -12,11 +12,11 @@ from varla.tasks.task import IGNORE, Task
 
 @dataclass(frozen=True, kw_only=True)
 class Copy(Task):
-    """`c1 ... cm SEP c1 ... c(m-1)` with m = T/2, and after each of the last m tokens the next one is asked for.
+    """`c1 ... cm SEP c1 ... c(m-1)` with m = T/2. From SEP on, the answer at each position is the next token.
 
-    In full the sequence is c1 ... cm SEP c1 ... cm, T + 1 tokens, of which the last is never an input. Position
-    T/2 holds SEP; the label at position t >= T/2 is the token at t + 1, so that all m tokens of the content are
-    answers, the first at SEP. Content is drawn with replacement from all tokens but SEP = vocab_size - 1.
+    The full sequence is c1 ... cm SEP c1 ... cm, T + 1 tokens; its last token is never an input. Position T/2 holds
+    SEP. The label at position t >= T/2 is the token at t + 1, so all m tokens of the content are answers, the first
+    one at SEP. Content is drawn with replacement from all tokens except SEP = vocab_size - 1.
     """
 
     name: ClassVar[str] = "copy"
@@ -43,7 +43,7 @@ class Copy(Task):
         return 64
 
     def _content(self, batch_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw the content [B, T // 2] and, made from it, the inputs [B, T]."""
+        """Draw the content [B, T // 2]; returns it and the inputs [B, T] made from it."""
         half = self.seq_len // 2
         content = uniform(batch_size, half, range(self.sep), generator)
         sep = content.new_full((batch_size, 1), self.sep)
@@ -72,11 +72,11 @@ class Copy(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class CopyIdentity(Copy):
-    """`c1 ... cm SEP c1 c2 ...` with m = T // 2, where each token after SEP is itself the answer at its position.
+    """`c1 ... cm SEP c1 c2 ...` with m = T // 2. Each token after SEP is itself the answer at its position.
 
-    This is what the paper's copy table measures: no memory is needed, only the identity map. An odd T repeats the
-    content in full, an even one all but its last token. The paper's "T = 64" had 31 + 1 + 31 = 63 tokens, which is
-    `seq_len=63`; at 64 as many positions are scored. For a task that needs memory, see `copy`.
+    The paper's copy table measures this: it needs only the identity map, no memory. An odd T repeats the content in
+    full, an even T all but its last token. The paper's "T = 64" had 31 + 1 + 31 = 63 tokens, which is `seq_len=63`;
+    64 scores as many positions. For a task that needs memory, see `copy`.
     """
 
     name: ClassVar[str] = "copy-identity"

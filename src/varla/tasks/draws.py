@@ -1,7 +1,7 @@
-"""Random draws as whole tensors, on the device of the generator.
+"""Random draws as whole tensors, on the generator's device.
 
-Nothing is drawn and then rejected, so that what a batch takes from the generator does not depend on the values.
-Ranks are taken of float64 numbers: among float32 ones, which have 24 random bits, ties would favour some tokens.
+Nothing is drawn and then rejected, so the amount taken from the generator does not depend on the values. Ranks use
+float64: float32 has 24 random bits, and ties would favour some tokens.
 """
 
 import torch
@@ -17,17 +17,17 @@ def uniform(batch_size: int, count: int, tokens: range, generator: torch.Generat
 def distinct(batch_size: int, count: int, tokens: range, generator: torch.Generator) -> Tensor:
     """Draw [B, count] int64 tokens without replacement within a row, in random order, all equally likely."""
     shape = (batch_size, len(tokens))
-    # The places of the largest of independent random numbers are a uniform draw without replacement.
+    # The positions of the largest of independent random numbers are a uniform draw without replacement.
     ranks = torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)
     return ranks.topk(count, dim=1).indices + tokens.start
 
 
 def weighted_distinct(batch_size: int, count: int, log_weights: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw [B, count] int64 indices without replacement, the next one always in proportion to the weights left.
+    """Draw [B, count] int64 indices without replacement, each in proportion to the remaining weights.
 
-    `log_weights` is [N]. An exponential race: index i arrives at a time of rate w_i, so the first is i with
-    probability w_i / sum(w), and what follows is the same race without it. Columns are in order of arrival.
-    Times are compared as logarithms, in which no weight under- or overflows.
+    `log_weights` is [N]. This is an exponential race: index i arrives after an exponential time of rate w_i. The first
+    to arrive is i with probability w_i / sum(w); the rest is the same race without it. Columns are in order of
+    arrival. Times are compared as logarithms, so that no weight under- or overflows.
     """
     times = torch.empty(batch_size, len(log_weights), dtype=torch.float64, device=generator.device)
     times.exponential_(generator=generator)

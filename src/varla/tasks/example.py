@@ -1,16 +1,16 @@
-"""One sequence as a table that a person can read."""
+"""One sequence as a readable table."""
 
 from itertools import groupby
 from typing import NamedTuple
 
 WIDTH = 100
-# A stretch of filler longer than this is shown by its first and last two columns only.
+# Of a longer run of filler, only the first and last two columns are shown.
 SHORT_RUN = 6
 LABELS = ("position", "input", "scored", "answer")
 
 
 class Column(NamedTuple):
-    """One position: its number, the token there, "?" where the output is scored, and then the right answer."""
+    """One position: its number, its token, "?" if its output is scored, and then the right answer."""
 
     position: str
     token: str
@@ -19,7 +19,7 @@ class Column(NamedTuple):
 
 
 def columns(tokens: list[str], answers: list[str | None], filler: list[bool]) -> list[Column]:
-    """One column a position, with the middle of long stretches of unscored filler left out."""
+    """One column per position, without the middle of long runs of unscored filler."""
     shown = [
         Column(str(t), token, "." if answer is None else "?", answer or "")
         for t, (token, answer) in enumerate(zip(tokens, answers, strict=True))
@@ -35,7 +35,7 @@ def columns(tokens: list[str], answers: list[str | None], filler: list[bool]) ->
 
 
 def table(shown: list[Column]) -> str:
-    """Set the columns side by side, in blocks of lines no wider than a terminal."""
+    """The columns side by side, in blocks of lines that fit a terminal."""
     margin = max(map(len, LABELS))
     blocks: list[list[str]] = []
     for column in shown:

@@ -1,4 +1,4 @@
-"""Multi-query associative recall as the paper ran it, and two variants that differ in the tokens drawn from."""
+"""Multi-query associative recall as the paper ran it, and two variants with other ranges of tokens."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -20,8 +20,8 @@ def _span(tokens: range) -> str:
 class MQAR(Recall):
     """`k1 v1 k2 v2 ... kn vn SEP q q q ...`, T >= 3n+1 tokens, SEP = vocab_size - 1.
 
-    The queries are drawn with replacement, as the paper's experiments did (its text says that they are a shuffle of
-    the n keys), and fill the T - 2n - 1 positions after SEP. The label at a query is the value of its key.
+    Queries are drawn with replacement, as in the paper's experiments (its text says that they are a shuffle of the
+    n keys), and fill the T - 2n - 1 positions after SEP. The label at a query is the value of its key.
     """
 
     name: ClassVar[str] = "mqar"
@@ -34,12 +34,12 @@ class MQAR(Recall):
 
     @property
     def key_tokens(self) -> range:
-        """All tokens but SEP."""
+        """All tokens except SEP."""
         return range(self.sep)
 
     @property
     def value_tokens(self) -> range:
-        """All tokens but SEP."""
+        """All tokens except SEP."""
         return range(self.sep)
 
     def _least_vocab(self) -> int:
@@ -74,9 +74,9 @@ class MQAR(Recall):
 
 @dataclass(frozen=True, kw_only=True)
 class DisjointMQAR(MQAR):
-    """`mqar` with keys 0 .. V/2-1 and values V/2 .. V-2, so that a token alone tells a key from a value.
+    """`mqar` with keys 0 .. V/2-1 and values V/2 .. V-2: a token alone tells a key from a value.
 
-    Of an odd number of tokens the keys get the one more: 64 keys and 63 values at V = 128, which allows n = 64.
+    If the number of tokens is odd, the keys get one more: 64 keys and 63 values at V = 128, which allows n = 64.
     """
 
     name: ClassVar[str] = "mqar-disjoint"
@@ -99,7 +99,7 @@ class DisjointMQAR(MQAR):
 class OutOfDistributionMQAR(MQAR):
     """`mqar` with keys 0 .. V/2-1 (`keys="id"`, for training) or V/2 .. V-2 (`keys="ood"`, never keys in training).
 
-    Values are drawn from all tokens but SEP either way, so the held-out keys do occur in training, as values.
+    Values are always drawn from all tokens except SEP, so the held-out keys do occur in training, as values.
     """
 
     name: ClassVar[str] = "mqar-ood"
@@ -107,12 +107,12 @@ class OutOfDistributionMQAR(MQAR):
 
     @property
     def key_tokens(self) -> range:
-        """The keys of training, or those held out from it."""
+        """The keys of training, or the held-out keys."""
         half = self.vocab_size // 2
         return range(half) if self.keys == "id" else range(half, self.sep)
 
     def evaluations(self) -> dict[str, Task]:
-        """Give the task with the keys of training ("id") and with the held-out keys ("ood")."""
+        """The task with the keys of training ("id") and with the held-out keys ("ood")."""
         return {keys: replace(self, keys=keys) for keys in ("id", "ood")}
 
     def _most_pairs(self) -> int:

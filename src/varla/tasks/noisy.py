@@ -1,4 +1,4 @@
-"""Recall after a long stretch of tokens that say nothing."""
+"""Recall after a long run of filler tokens."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,11 +16,11 @@ DEFAULT_NOISE = 128
 
 @dataclass(frozen=True, kw_only=True)
 class NoisyRecall(Recall):
-    """`k1 v1 ... kn vn f f f ... f SEP q1 ... qn`: T - 3n - 1 filler tokens, and each key asked for once, shuffled.
+    """`k1 v1 ... kn vn f f f ... f SEP q1 ... qn`: T - 3n - 1 filler tokens, then each key once, shuffled.
 
-    SEP = V - 1; the `fillers` tokens below it are the filler; of the rest, keys are the lower and values the upper
-    half. No key, value or filler can be taken for another, so that only retention over T is hard. T = 3n+1 is the
-    control without filler; by default there are 128 filler tokens.
+    SEP = V - 1. The `fillers` tokens below it are the filler. Of the rest, the lower half are keys and the upper half
+    values. Keys, values and filler cannot be confused, so only retention over T is hard. T = 3n+1 is the control
+    without filler; the default has 128 filler tokens.
     """
 
     name: ClassVar[str] = "noisy-recall"
@@ -35,7 +35,7 @@ class NoisyRecall(Recall):
 
     @property
     def filler_tokens(self) -> range:
-        """Tokens that the filler is drawn from."""
+        """The filler's tokens."""
         return range(self.sep - self.fillers, self.sep)
 
     @property

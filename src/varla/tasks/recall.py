@@ -1,4 +1,4 @@
-"""What the associative recall tasks share: key-value pairs in the first 2n positions, then questions about keys."""
+"""The base of the associative recall tasks: key-value pairs in the first 2n positions, then queries for keys."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ def interleave(keys: Tensor, values: Tensor) -> Tensor:
 class Recall(Task):
     """`n` pairs of a key and a value, and queries for some of the keys.
 
-    The keys of a sequence are distinct and all pairs come before all queries, so every query has one answer, and the
-    best possible accuracy is 1. Whether a token is a key or a value follows from its position, so that a value token
-    which is also a key elsewhere makes nothing ambiguous.
+    The keys of a sequence are distinct, and all pairs come before all queries. So every query has exactly one answer,
+    and the best possible accuracy is 1. The position tells whether a token is a key or a value, so a value that is
+    also a key elsewhere is not ambiguous.
     """
 
     n: int = 8

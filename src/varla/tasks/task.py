@@ -1,4 +1,4 @@
-"""What every task is: a frozen value that draws batches of tokens and labels."""
+"""The base of all tasks: a frozen value that draws batches of tokens and labels."""
 
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
@@ -11,10 +11,10 @@ from varla.arguments import check_count
 from varla.tasks.example import columns, table
 
 IGNORE = -100
-"""The label of a position that is not scored, which torch's cross entropy leaves out by default."""
+"""The label of a position that is not scored: PyTorch's cross entropy ignores it by default."""
 
-# The value that asks for a default which depends on the other settings. A task replaces it when it is made, so that
-# the field always holds a number, and its type says so.
+# Asks for a default that depends on the other settings. The task replaces it when it is made, so the field of a task
+# is always an int, and is typed so.
 DEFAULT: Any = None
 
 
@@ -22,8 +22,7 @@ DEFAULT: Any = None
 class Task(ABC):
     """A synthetic task. Its fields are its settings; equal settings and equal generators give equal batches.
 
-    `vocab_size` is the number of token ids: every id is below it. `seq_len` is T, the length of the inputs;
-    None asks for the task's default.
+    `vocab_size` is the number of token ids. `seq_len` is T, the length of the inputs (None: the task's default).
     """
 
     name: ClassVar[str]
@@ -34,7 +33,7 @@ class Task(ABC):
     vocab_size: int = 128
 
     def __post_init__(self) -> None:
-        """Check every setting, so that drawing a batch has nothing left to check."""
+        """Check every setting once, so that drawing a batch need not."""
         self._check()
         if self.seq_len is None:
             object.__setattr__(self, "seq_len", self._default_length())
@@ -45,8 +44,8 @@ class Task(ABC):
     def batch(self, batch_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draw inputs [B, T] and labels [B, T], int64, on the generator's device.
 
-        A label stands at the position whose output is scored (no further shift); it is `IGNORE` elsewhere.
-        The same seed gives other batches on another kind of device, since their generators differ.
+        A label stands at the position whose output is scored (no further shift); elsewhere it is `IGNORE`.
+        The same seed gives different batches on CPU and GPU, since their generators differ.
         """
         check_count("batch_size", batch_size)
         if not isinstance(generator, torch.Generator):
@@ -54,11 +53,11 @@ class Task(ABC):
         return self._draw(batch_size, generator)
 
     def settings(self) -> dict[str, Any]:
-        """Give the name and every setting as plain values: `make(**task.settings()) == task`."""
+        """The name and every setting as plain values: `make(**task.settings()) == task`."""
         return {"name": self.name, **asdict(self)}
 
     def evaluations(self) -> dict[str, "Task"]:
-        """Give the tasks to evaluate on, by name."""
+        """The tasks to evaluate on, by name."""
         return {"eval": self}
 
     @property
@@ -68,21 +67,21 @@ class Task(ABC):
 
     @property
     def best(self) -> float:
-        """Accuracy of the best possible reader, who sees the inputs up to the scored position.
+        """The best possible accuracy, given the inputs up to the scored position.
 
-        1 where these determine every answer; a task with ambiguous questions says otherwise.
+        It is 1 if these determine every answer; a task with ambiguous questions overrides it.
         """
         return 1.0
 
     def describe(self) -> str:
-        """Say in one paragraph what a sequence looks like and what is scored."""
+        """One paragraph: what a sequence looks like, and what is scored."""
         return (
             f"{self._describe()} A guess among all possible answers is right with probability {self.chance:.4g}; "
             f"the best possible accuracy is {self.best:.4g}."
         )
 
     def example(self, generator: torch.Generator) -> str:
-        """Draw one sequence and show it: position, input token, whether the output is scored, and the answer."""
+        """One random sequence as a table: position, input token, whether the output is scored, and the answer."""
         inputs, labels = (rows[0].tolist() for rows in self.batch(1, generator))
         tokens = [self._token_name(t, token) for t, token in enumerate(inputs)]
         answers = [None if label == IGNORE else self._answer_name(label) for label in labels]
@@ -95,7 +94,7 @@ class Task(ABC):
         )
 
     def _check(self) -> None:
-        """Check all settings but `seq_len`, whose default depends on them. A task with more settings extends this."""
+        """Check all settings except `seq_len`, whose default depends on them. Tasks with more settings extend this."""
         check_count("vocab_size", self.vocab_size, least=self._least_vocab(), because=f"for {self.name}")
 
     def _default_length(self) -> int:

@@ -16,9 +16,9 @@ from varla.tasks.task import IGNORE
 class ZoologyMQAR(Recall):
     """`k1 v1 ... kn vn`, then every key once, at an even distance from the end of the pairs, among zeros.
 
-    The (T - 2n) / 2 even places after the pairs are slots 1, 2, ...; the key of pair j is asked for in the slot that
-    is drawn j-th, without replacement, slot i in proportion to i^(power - 1). A small power puts most queries soon
-    after the pairs. Keys are tokens 1 .. V/2-1 and values V/2 .. V-1, both without replacement.
+    The (T - 2n) / 2 even positions after the pairs are slots 1, 2, .... Slots are drawn without replacement, slot i in
+    proportion to i^(power - 1), and the j-th drawn slot holds the key of pair j. A small power puts most queries soon
+    after the pairs. Keys are tokens 1 .. V/2-1 and values V/2 .. V-1, both drawn without replacement.
     """
 
     name: ClassVar[str] = "mqar-zoology"
@@ -30,7 +30,7 @@ class ZoologyMQAR(Recall):
 
     @property
     def key_tokens(self) -> range:
-        """The lower half of the vocabulary, but for the filler 0."""
+        """The lower half of the vocabulary, except the filler 0."""
         return range(1, self.vocab_size // 2)
 
     @property
@@ -40,7 +40,7 @@ class ZoologyMQAR(Recall):
 
     @property
     def slots(self) -> int:
-        """Number of places that a query can stand in."""
+        """Number of positions that a query can take."""
         return self.seq_len // 2 - self.n
 
     def _check(self) -> None:

@@ -1,9 +1,11 @@
-"""Training: one loop, one run folder, checkpoints that survive a kill."""
+"""The lab's training: one loop, one folder a run, checkpoints that survive a kill, sweeps."""
 
-from varla.training.config import RunConfig, TrainConfig, complete, from_dict, load, override
-from varla.training.loop import Interrupted, build_model, build_task, evaluate, train
-from varla.training.run import Run, RunError
-from varla.training.update import Diverged
+from varla.runs.folder import RunError
+from varla.runs.outcomes import Diverged, Interrupted
+from varla.runs.settings import load, override
+from varla.training.config import RunConfig, TrainConfig, complete, from_dict
+from varla.training.loop import build_model, build_task, evaluate, train
+from varla.training.run import Run
 
 __all__ = [
     "Diverged",

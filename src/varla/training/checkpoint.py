@@ -1,8 +1,8 @@
-"""Checkpoints: safetensors and JSON only, written aside and renamed, so that one is either whole or not there.
+"""Checkpoints: safetensors and JSON only. Written aside, then renamed: a checkpoint is either complete or absent.
 
     checkpoints/step-00000500/   model.safetensors, optimizer.safetensors, state.json
 
-Reading one runs no code from it: nothing is pickled.
+Nothing is pickled, so reading a checkpoint runs no code from it.
 """
 
 import json
@@ -29,7 +29,7 @@ def save(
     *,
     seconds: float = 0.0,
 ) -> Path:
-    """Write the checkpoint after `step` steps and `seconds` of training, and drop the one before the last."""
+    """Write the checkpoint after `step` steps and `seconds` of training. Keeps the newest two."""
     target = folder / f"{_PREFIX}{step:08d}"
     aside = folder / f".{target.name}.{os.getpid()}"
     shutil.rmtree(aside, ignore_errors=True)
@@ -66,7 +66,7 @@ def latest(folder: Path) -> Path | None:
 
 
 def load_weights(path: Path, model: nn.Module) -> None:
-    """Weights alone. A file that is damaged or of another model is a ValueError that names it."""
+    """Load only the weights. Raises ValueError, naming the file, if it is damaged or of another model."""
     file = path / "model.safetensors"
     wanted = {name: list(x.shape) for name, x in model.state_dict().items()}
     weights = _read(file)
@@ -78,7 +78,7 @@ def load_weights(path: Path, model: nn.Module) -> None:
 
 
 def load(path: Path, model: nn.Module, optimizer: Optimizer, generator: torch.Generator) -> tuple[int, float]:
-    """Everything that `save` wrote; returns (steps done, seconds of training)."""
+    """Load everything that `save` wrote; returns (steps done, seconds of training)."""
     load_weights(path, model)
     file = path / "optimizer.safetensors"
     moments = _read(file)
@@ -97,9 +97,7 @@ def load(path: Path, model: nn.Module, optimizer: Optimizer, generator: torch.Ge
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"{path / 'state.json'} is damaged: {error}") from error
     if device != generator.device.type:
-        raise ValueError(
-            f"{path} was made on {device} and can be gone on from only there, not on {generator.device.type}"
-        )
+        raise ValueError(f"{path} was made on {device} and cannot be resumed on {generator.device.type}")
     generator.set_state(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
     return step, seconds
 

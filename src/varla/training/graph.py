@@ -1,4 +1,4 @@
-"""A training step as one CUDA graph: small models spend most of a step launching kernels, and a graph launches once."""
+"""A function as one CUDA graph. Small models spend most of a step on launching kernels; a graph launches once."""
 
 import gc
 from collections.abc import Callable
@@ -6,14 +6,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-WARM = 3  # steps before the capture: kernels get compiled, and the optimiser makes its moments
+WARM = 3  # calls before the capture, in which kernels are compiled and the optimizer allocates its moments
 
 
 class Graphed:
-    """Calls `body`, which takes nothing and returns tensors; from the fourth call on, as a graph.
+    """Calls `body`, which takes nothing and returns tensors; from the fourth call on as a CUDA graph.
 
-    All that `body` reads and writes must stay where it is: parameters, moments, the learning rate as a tensor. It may
-    draw from `generator`. What it returned is overwritten by the next call.
+    Everything that `body` reads and writes must keep its address: parameters, moments, the learning rate as a tensor.
+    It may draw from `generator`. The next call overwrites the returned tensors.
     """
 
     def __init__(self, body: Callable[[], tuple[Tensor, ...]], generator: torch.Generator):
@@ -24,7 +24,7 @@ class Graphed:
         self.found: tuple[Tensor, ...] = ()
 
     def __call__(self) -> tuple[Tensor, ...]:
-        """One step."""
+        """One call of the body."""
         if self.calls < WARM:
             self._warm()
         else:
@@ -37,7 +37,7 @@ class Graphed:
     def _captured(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
-        gc.collect()  # a graph of an earlier run, freed during the capture, would spoil it
+        gc.collect()  # freeing the graph of an earlier run during the capture would invalidate the capture
         collecting = gc.isenabled()
         gc.disable()
         try:
@@ -49,7 +49,7 @@ class Graphed:
         return graph
 
     def _warm(self) -> None:
-        """A step like any other, on a stream of its own, as capturing wants it."""
+        """An ordinary call, on a side stream, as PyTorch requires before a capture."""
         stream = torch.cuda.Stream(self.generator.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

@@ -1,28 +1,28 @@
-"""The one training loop, on Hugging Face Accelerate: CPU, one GPU, or several by `accelerate launch` or `torchrun`."""
+"""The training loop, on Hugging Face Accelerate: CPU, one GPU, or several by `accelerate launch` or `torchrun`."""
 
 import gc
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from varla import tasks
-from varla.arguments import refuse_unknown
 from varla.backbone import Backbone, backbone_config
 from varla.backbone.presets import SETTINGS
-from varla.outcomes import DIVERGED, FAILED, FINISHED, INTERRUPTED, RUNNING
-from varla.training import checkpoint, environment
+from varla.arguments import refuse_unknown
+from varla.runs import environment
+from varla.runs.outcomes import DIVERGED, FAILED, FINISHED, INTERRUPTED, RUNNING, Diverged, Interrupted, Stop
+from varla.tasks import IGNORE
+from varla.training import checkpoint
 from varla.training.config import RunConfig
-from varla.training.progress import Progress, Silent
+from varla.training.optimizer import adamw, cosine
+from varla.training.progress import Progress
 from varla.training.run import Run
-from varla.training.stop import Stop
-from varla.training.update import Diverged, Eager, InGraph, adamw, score
-
-
-class Interrupted(RuntimeError):
-    """Stopped by Ctrl-C or SIGTERM after saving; the message says how to go on."""
+from varla.training.update import AsyncUpdate, CheckedUpdate, Update
 
 
 def build_task(config: RunConfig) -> Any:
@@ -34,7 +34,7 @@ def build_task(config: RunConfig) -> Any:
 
 
 def build_model(config: RunConfig) -> Backbone:
-    """The run's model, freshly initialised from its seed. Vocabulary and positions are as large as the task needs."""
+    """The run's model, initialised from its seed, with the vocabulary and the positions that the task needs."""
     task = build_task(config)
     longest = max(each.seq_len for each in (task, *task.evaluations().values()))
     for name in config.model:
@@ -43,9 +43,15 @@ def build_model(config: RunConfig) -> Backbone:
     return Backbone(backbone_config(config.preset, config.mechanism, layer=config.layer, **sizes), seed=config.seed)
 
 
+def score(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """(right answers, scored positions) of logits [B, T, V] against labels [B, T], -100 where nothing is scored."""
+    scored = labels != IGNORE
+    return ((logits.argmax(-1) == labels) & scored).sum(), scored.sum()
+
+
 @torch.no_grad()
 def evaluate(model: nn.Module, config: RunConfig, device: torch.device) -> dict[str, float]:
-    """Accuracy on each of the task's evaluations: the same batches every time, none of which training sees."""
+    """Accuracy on each of the task's evaluations, always on the same batches; training sees none of them."""
     was_training = model.training
     model.eval()
     found = {}
@@ -69,11 +75,11 @@ def train(
     progress: Progress | None = None,
     device: str | None = None,
 ) -> dict[str, Any]:
-    """Train to the end and return the record. `resume` goes on from the newest checkpoint, to the same numbers.
+    """Train to the end and return the record. `resume` continues from the newest checkpoint, to the same numbers.
 
     Raises Diverged, Interrupted (after saving), or ValueError for settings and folders that cannot be used.
     """
-    return _Trainer(config, Run(Path(folder)), progress or Silent(), device).run(resume)
+    return _Trainer(config, Run(Path(folder)), progress or Progress(), device).run(resume)
 
 
 class _Trainer:
@@ -99,7 +105,11 @@ class _Trainer:
         self.model = build_model(config)
         one_gpu = self.device.type == "cuda" and self.accelerator.num_processes == 1
         self.graph = config.train.graph and one_gpu
-        self.optimizer = adamw(self.model.to(self.device), config.train, self.device, self.graph)
+        t = config.train
+        self.optimizer = adamw(
+            self.model.to(self.device).parameters(), betas=(t.beta1, t.beta2), eps=t.adam_eps,
+            weight_decay=t.weight_decay, capture_on=self.device if self.graph else None,
+        )  # fmt: skip
         self.generator = torch.Generator(self.device).manual_seed(config.seed)
         self.seconds = 0.0
         self.since, self.busy = 0, 0.0  # steps since something was logged, and the seconds they took
@@ -111,7 +121,7 @@ class _Trainer:
     def run(self, resume: bool) -> dict[str, Any]:
         found = self._claim(resume)
         with self.run_.lock(self.main):
-            if resume and self.main:  # with the lock, which removes what a kill left half-written
+            if resume and self.main:  # under the lock: taking it has removed what a kill left half-written
                 self.run_.check_room(self._room(len(checkpoint.all_in(self.run_.checkpoints))))
             record = self._train(self._load(found))
         self._part()
@@ -136,13 +146,13 @@ class _Trainer:
                     last = step + 1 == self.config.train.steps
                     stopping = self._agree(stop.wanted)
                     if stopping:
-                        update.check()  # what has diverged is not to be gone on from
+                        update.check()  # a diverged run must not be saved as one to resume
                     if (step + 1) % self.config.train.checkpoint_every == 0 or last or stopping:
                         self._save(step + 1)
                     if stopping and not last:
                         self._record(INTERRUPTED, step + 1)
                         how = f"varla train --resume {self.run_.folder}"
-                        raise Interrupted(f"stopped and saved after step {step + 1}; go on with: {how}")
+                        raise Interrupted(f"stopped and saved after step {step + 1}; resume with: {how}")
             return self._record(FINISHED, self.config.train.steps)
         except Interrupted:
             raise
@@ -155,16 +165,31 @@ class _Trainer:
             if self.main:
                 self.progress.end()
 
-    def _update(self) -> Eager | InGraph:
-        """What makes a step."""
+    def _update(self) -> CheckedUpdate | AsyncUpdate:
         t = self.config.train
+        rate = cosine(t.lr, t.steps, warmup=round(t.warmup * t.steps))
         if self.graph:
-            return InGraph(t, self.task, self.model, self.optimizer, self.generator, self.accelerator)
+            return AsyncUpdate(self._objective(self.model), self.model, self.optimizer, rate, t.clip, self.generator)
         model, self.wrapped_optimizer = self.accelerator.prepare(self.model, self.optimizer)
-        return Eager(t, self.task, model, self.wrapped_optimizer, self.generator, self.accelerator)
+        backward = self.accelerator.backward
+        return CheckedUpdate(self._objective(model), model, self.wrapped_optimizer, rate, t.clip, backward)
+
+    def _objective(self, model: nn.Module) -> Callable[[], tuple[Tensor, ...]]:
+        """(loss, right answers, scored positions) of this process's share of the next batch."""
+        share = slice(self.accelerator.process_index, None, self.accelerator.num_processes)
+
+        def objective() -> tuple[Tensor, ...]:
+            inputs, labels = self.task.batch(self.config.train.batch_size, generator=self.generator)
+            inputs, labels = inputs[share], labels[share]
+            with self.accelerator.autocast():
+                logits, _ = model(inputs)
+            loss = cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
+            return loss, *score(logits, labels)
+
+        return objective
 
     def _part(self) -> None:
-        """Leave the process group together; a bare exit aborts now and then after the work is done."""
+        """Leave the process group together: exiting without this sometimes aborts after the work is done."""
         if self.accelerator.num_processes > 1:
             self.accelerator.free_memory()
             del self.model, self.optimizer, self.wrapped_optimizer
@@ -173,7 +198,7 @@ class _Trainer:
             torch.distributed.destroy_process_group()
 
     def _claim(self, resume: bool) -> Path | None:
-        """Make the folder, or check that it is this run's; returns the checkpoint to go on from."""
+        """Make the folder, or check that it is this run's; returns the checkpoint to resume from."""
         if resume:
             return self.run_.reopen(self.config)
         if self.main:
@@ -181,11 +206,11 @@ class _Trainer:
         return None
 
     def _room(self, there: int) -> int:
-        """Bytes for checkpoints: two are kept and one is being written, less those there; weights and two moments."""
+        """Bytes for weights and two moments of the missing checkpoints: two are kept while a third is written."""
         return (3 - min(there, 2)) * 3 * sum(p.nbytes for p in self.model.parameters())
 
     def _load(self, found: Path | None) -> int:
-        """Go back to the checkpoint; returns the steps already done."""
+        """Restore the checkpoint, if any; returns the steps already done."""
         done = 0
         if found is not None:
             done, self.seconds = checkpoint.load(found, self.model, self.optimizer, self.generator)
@@ -196,26 +221,26 @@ class _Trainer:
         return done
 
     def _agree(self, wanted: bool) -> bool:
-        """Whether any process was asked to stop: they stop together, or they wait for each other for ever."""
+        """Whether any process was asked to stop. All must stop together, or the others wait for it forever."""
         if self.accelerator.num_processes == 1:
             return wanted
         votes = self.accelerator.reduce(torch.tensor(int(wanted), device=self.device), "sum")
         return int(votes) > 0
 
-    def _step(self, make: Eager | InGraph, step: int) -> dict[str, Any] | None:
-        """One update; returns what to log after it."""
+    def _step(self, update: CheckedUpdate | AsyncUpdate, step: int) -> dict[str, Any] | None:
+        """One step; returns what to log after it."""
         started = time.perf_counter()
         t = self.config.train
         last = step + 1 == t.steps
         logging = (step + 1) % t.log_every == 0 or step == 0
         evaluating = (step + 1) % t.eval_every == 0 or last
         saving = (step + 1) % t.checkpoint_every == 0
-        update = make(step, look=logging or evaluating or saving)
+        made = update(step, look=logging or evaluating or saving)
         self.since += 1
         entry: dict[str, Any] = {}
         if logging:
-            mean, hits, scored = self._over_processes(update.loss, update.hits, update.scored)
-            entry = {"loss": float(mean), "accuracy": float(hits / scored), "grad norm": float(update.norm)}
+            mean, hits, scored = self._over_processes(made)
+            entry = {"loss": float(mean), "accuracy": float(hits / scored), "grad norm": float(made.norm)}
             entry["lr"] = float(self.optimizer.param_groups[0]["lr"])
             tokens = t.batch_size * self.task.seq_len * self.since
             entry["tokens/s"] = tokens / (self.busy + time.perf_counter() - started)
@@ -228,8 +253,9 @@ class _Trainer:
         self.seconds += time.perf_counter() - started
         return {"step": step + 1, **entry} if entry else None
 
-    def _over_processes(self, loss: Tensor, hits: Tensor, scored: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The whole batch's mean loss, right answers and scored positions, from this process's share of it."""
+    def _over_processes(self, made: Update) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean loss, right answers and scored positions of the whole batch, over all processes."""
+        loss, (hits, scored) = made.loss, made.others
         if self.accelerator.num_processes == 1:
             return loss, hits, scored
         sums = self.accelerator.reduce(torch.stack([loss * scored, hits, scored]), "sum")
@@ -264,7 +290,7 @@ class _Trainer:
         return record
 
     def _tensorboard(self, done: int) -> Any:
-        """A writer, or None where TensorBoard is not installed: metrics.jsonl has everything."""
+        """A writer, or None if TensorBoard is not installed: metrics.jsonl has everything anyway."""
         if not self.main:
             return None
         try:

@@ -1,15 +1,15 @@
-"""What a person sees of a run: a live bar in a terminal, plain lines elsewhere, nothing if asked."""
+"""What a person sees of a run: a live bar in a terminal, plain lines elsewhere, or nothing."""
 
 import sys
 import time
-from typing import Any, Protocol
+from typing import Any
 
 
-class Progress(Protocol):
-    """Told of every step's place and every log entry."""
+class Progress:
+    """Is told of every step. This one shows nothing; others inherit from it."""
 
     def begin(self, title: str, step: int, steps: int) -> None:
-        """A run begins (or goes on) at `step` of `steps`."""
+        """The run begins, or resumes, at `step` of `steps`."""
 
     def step(self, step: int, entry: dict[str, Any] | None) -> None:
         """`step` steps are done; `entry` is what was logged there, if anything was."""
@@ -18,21 +18,8 @@ class Progress(Protocol):
         """The run is over."""
 
 
-class Silent:
-    """Shows nothing."""
-
-    def begin(self, title: str, step: int, steps: int) -> None:
-        """See Progress."""
-
-    def step(self, step: int, entry: dict[str, Any] | None) -> None:
-        """See Progress."""
-
-    def end(self) -> None:
-        """See Progress."""
-
-
-class Lines:
-    """A line for every tenth of the way, with the time left; for logs and pipes."""
+class Lines(Progress):
+    """A line for every tenth of the run, with the time left; for logs and pipes."""
 
     def __init__(self) -> None:
         """Nothing is printed yet."""
@@ -40,11 +27,11 @@ class Lines:
         self.latest: dict[str, Any] = {}
 
     def begin(self, title: str, step: int, steps: int) -> None:
-        """See Progress."""
+        """Start the clock."""
         self.title, self.steps, self.first, self.started, self.tenth = title, steps, step, time.monotonic(), -1
 
     def step(self, step: int, entry: dict[str, Any] | None) -> None:
-        """See Progress."""
+        """Print a line if a tenth is done."""
         self.latest.update(entry or {})
         tenth = 10 * step // self.steps
         if entry is None or tenth == self.tenth:
@@ -54,11 +41,8 @@ class Lines:
         left = passed / max(1, step - self.first) * (self.steps - step)
         print(f"{self.title}  step {step}/{self.steps}  {summary(self.latest)}  {left:.0f} s left", flush=True)
 
-    def end(self) -> None:
-        """See Progress."""
 
-
-class Bar:
+class Bar(Progress):
     """A live progress bar (Rich)."""
 
     def __init__(self) -> None:
@@ -76,25 +60,25 @@ class Bar:
         self.latest: dict[str, Any] = {}
 
     def begin(self, title: str, step: int, steps: int) -> None:
-        """See Progress."""
+        """Show the bar."""
         self.latest = {}
         self._bar.start()
         self._task = self._bar.add_task(title, total=steps, completed=step, summary="")
 
     def step(self, step: int, entry: dict[str, Any] | None) -> None:
-        """See Progress."""
+        """Move the bar."""
         self.latest.update(entry or {})
         self._bar.update(self._task, completed=step, summary=summary(self.latest))
 
     def end(self) -> None:
-        """See Progress."""
+        """Leave the bar as it is."""
         self._bar.stop()
 
 
 def choose(quiet: bool = False) -> Progress:
-    """A bar in a terminal, lines elsewhere."""
+    """A bar in a terminal, lines elsewhere, nothing if `quiet`."""
     if quiet:
-        return Silent()
+        return Progress()
     return Bar() if sys.stdout.isatty() else Lines()
 
 

@@ -1,4 +1,4 @@
-"""Many runs from one grid, in parallel processes. What is finished is not done again, what was cut short goes on.
+"""Many runs from one grid, in parallel processes. Finished runs are skipped, interrupted ones resumed.
 
 base:                      # a run's settings
   train: {steps: 3000}
@@ -22,24 +22,34 @@ from typing import Any
 
 import torch
 
-from varla.arguments import refuse_unknown
 from varla.backbone import backbone_config
 from varla.layers import MECHANISMS
-from varla.outcomes import DIVERGED, EXIT_CODES, FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING
-from varla.training.config import RunConfig, complete, from_dict, load, override
-from varla.training.loop import Interrupted, build_task
+from varla.arguments import refuse_unknown
+from varla.runs.outcomes import (
+    DIVERGED,
+    EXIT_CODES,
+    FAILED,
+    FINISHED,
+    INTERRUPTED,
+    RUNNING,
+    WAITING,
+    Interrupted,
+    Stop,
+)
+from varla.runs.settings import load, override
+from varla.training.config import RunConfig, complete, from_dict
+from varla.training.loop import build_task
 from varla.training.run import Run
-from varla.training.stop import Stop
 from varla.training.workers import Worker
 
-# Keys whose value says by itself what it is: vla-n8, not mechanismvla-n8.
+# Keys whose value needs no name beside it: vla-n8, not mechanismvla-n8.
 _TELLING = ("mechanism", "preset", "task.name")
 _PATIENCE = 120.0  # seconds that a stopped worker has to save
 
 
 @dataclass
 class Job:
-    """One run of a sweep: what to do, and how far it is. `note` says what went wrong."""
+    """One run of a sweep and its state. `note` says what went wrong."""
 
     name: str
     folder: Path
@@ -52,11 +62,11 @@ class Job:
 
     @property
     def log(self) -> Path:
-        """What the worker printed. Beside the runs, so that every folder of a sweep is a run."""
+        """What the worker printed. It lies beside the runs, so that every folder of a sweep is a run."""
         return self.folder.parent / ".logs" / f"{self.folder.name}.log"
 
     def latest(self) -> dict[str, Any]:
-        """The newest value of everything logged, by name."""
+        """The newest value of every metric, by name."""
         found: dict[str, Any] = {}
         for entry in Run(self.folder).metrics():
             found.update(entry)
@@ -82,14 +92,14 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, list[Any]]]:
 
 
 def expand(base: Mapping[str, Any], grid: Mapping[str, Sequence[Any]], folder: Path) -> list[Job]:
-    """Every combination of the grid's values as a job. One that cannot work is an error that names the combination."""
+    """Every combination of the grid's values as a job. Errors name the combination that cannot work."""
     jobs: list[Job] = []
     start = complete(base, grid)
     for combination in itertools.product(*grid.values()):
         values = dict(zip(grid, combination, strict=True))
         name = _name(values)
         try:
-            # JSON is YAML, and by way of text a rate written 1e-3 is a number, as it is for --set.
+            # JSON is YAML. As text, a rate written 1e-3 becomes a number, as it does for --set.
             config = from_dict(override(start, [f"{key}={json.dumps(x, default=str)}" for key, x in values.items()]))
             _check(config)
         except (ValueError, TypeError) as error:
@@ -102,7 +112,7 @@ def expand(base: Mapping[str, Any], grid: Mapping[str, Sequence[Any]], folder: P
 
 
 def plan(jobs: Iterable[Job]) -> None:
-    """Look at what is there: finished and diverged runs are skipped, others that have begun are resumed.
+    """Compare with the folders: finished and diverged runs will be skipped, others that have begun resumed.
 
     Raises RunError if a folder holds a run with other settings.
     """
@@ -119,12 +129,12 @@ def plan(jobs: Iterable[Job]) -> None:
 
 
 def cores() -> int:
-    """Processor cores that this process may use."""
+    """Processor cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def gpus(device: str | None) -> list[str]:
-    """Names, as CUDA_VISIBLE_DEVICES has them, of the GPUs to spread workers over."""
+    """GPUs to spread the workers over, by their names in CUDA_VISIBLE_DEVICES."""
     if device == "cpu" or not torch.cuda.is_available():
         return []
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -132,7 +142,7 @@ def gpus(device: str | None) -> list[str]:
 
 
 def environment(slot: int, workers: int, devices: Sequence[str]) -> dict[str, str]:
-    """Environment of the worker in `slot`: its GPU and its share of the cores, at most OMP_NUM_THREADS where set."""
+    """Environment of the worker in `slot`: its GPU and its share of the cores, capped by OMP_NUM_THREADS if set."""
     threads = max(1, cores() // workers)
     allowed = os.environ.get("OMP_NUM_THREADS", "")
     if allowed.isdigit() and int(allowed) > 0:
@@ -151,9 +161,9 @@ def run(
     watch: Callable[[Sequence[Job]], None] = lambda jobs: None,
     pause: float = 0.25,
 ) -> None:
-    """Work off all waiting jobs, `workers` at a time (None: one a GPU, or one a core), and leave how each ended in it.
+    """Run all waiting jobs, `workers` at a time (None: one per GPU, or one per core), and set the state of each.
 
-    `watch` is called every `pause` seconds. Raises Interrupted, after the workers have saved, on Ctrl-C or SIGTERM.
+    `watch` is called every `pause` seconds. On Ctrl-C or SIGTERM the workers save, then Interrupted is raised.
     """
     waiting = deque(job for job in jobs if job.state == WAITING)
     devices = gpus(device)
@@ -184,7 +194,7 @@ def run(
             watch(jobs)
     if stop.wanted and any(job.state in (WAITING, INTERRUPTED) for job in jobs):
         done = sum(job.state in (FINISHED, DIVERGED) for job in jobs)
-        raise Interrupted(f"stopped and saved with {done} of {len(jobs)} runs done; go on with the same command")
+        raise Interrupted(f"stopped and saved with {done} of {len(jobs)} runs done; resume with the same command")
 
 
 def _name(values: Mapping[str, Any]) -> str:
@@ -199,14 +209,14 @@ def _name(values: Mapping[str, Any]) -> str:
 
 
 def _check(config: RunConfig) -> None:
-    """What can be known to be wrong without building the model."""
+    """Find mistakes that show without building the model."""
     build_task(config)
     refuse_unknown("mechanism", config.mechanism, MECHANISMS)
     backbone_config(config.preset, config.mechanism, layer=config.layer, **config.model)
 
 
 def _settle(job: Job, code: int, *, stopping: bool) -> None:
-    """How a job ended, from its worker's exit code."""
+    """Set the job's state from its worker's exit code."""
     if code in (EXIT_CODES[FINISHED], EXIT_CODES[DIVERGED]):
         job.state = DIVERGED if code == EXIT_CODES[DIVERGED] else FINISHED
         job.note = str(Run(job.folder).record().get("message") or "")
@@ -219,7 +229,7 @@ def _settle(job: Job, code: int, *, stopping: bool) -> None:
 
 
 def _stop(active: Mapping[Worker, Job]) -> None:
-    """Ask the workers that still run to save, and wait for them."""
+    """Ask the busy workers to save, and wait for them."""
     for worker in active:
         worker.ask_to_save()
     deadline = time.monotonic() + _PATIENCE

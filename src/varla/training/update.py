@@ -1,139 +1,124 @@
-"""One update of the weights: as it is written, or as a CUDA graph."""
+"""One update of the weights: checked at once, or without waiting for the device, as a CUDA graph needs it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from varla.tasks import IGNORE
-from varla.training.config import TrainConfig
+from varla.runs.outcomes import Diverged
 from varla.training.graph import Graphed
-from varla.training.schedule import learning_rate
+from varla.training.optimizer import Schedule, set_rate
 
-
-class Diverged(RuntimeError):
-    """A loss or a gradient was not finite; the message says at which step and where."""
+Objective = Callable[[], tuple[Tensor, ...]]
+"""Takes the next batch through the model; returns the loss and any other scalars to report."""
 
 
 class Update(NamedTuple):
-    """What an update showed, as scalars on the device: of this process's share of the batch."""
+    """What an update showed, as scalars on the device. A captured update overwrites them at the next call."""
 
     loss: Tensor
     norm: Tensor  # of the gradients, before clipping
-    hits: Tensor  # right answers
-    scored: Tensor
-
-
-def score(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """(right answers, scored positions) of logits [B, T, V] against labels [B, T], -100 where nothing is scored."""
-    scored = labels != IGNORE
-    return ((logits.argmax(-1) == labels) & scored).sum(), scored.sum()
-
-
-def adamw(model: nn.Module, t: TrainConfig, device: torch.device, graph: bool) -> torch.optim.AdamW:
-    """The optimiser. A graph holds addresses: there, the learning rate and the count of steps are on the device."""
-    rate = torch.tensor(t.lr, device=device) if graph else t.lr
-    return torch.optim.AdamW(
-        model.parameters(), lr=rate, betas=(t.beta1, t.beta2), eps=t.adam_eps, weight_decay=t.weight_decay,
-        fused=True if graph else None, capturable=graph,
-    )  # fmt: skip
+    others: tuple[Tensor, ...]  # what the objective returned beside the loss
 
 
 @dataclass
-class Eager:
-    """An update, operator by operator, in any number of processes. `model` and `optimizer` are the accelerator's."""
+class CheckedUpdate:
+    """Waits for every step and raises Diverged at the first number that is not finite. For any number of processes.
 
-    train: TrainConfig
-    task: Any
+    `model` and `optimizer` may be wrapped by Accelerate; `backward` is then the accelerator's.
+    """
+
+    objective: Objective
     model: nn.Module
     optimizer: Any
-    generator: torch.Generator
-    accelerator: Any
+    rate: Schedule
+    clip: float
+    backward: Callable[[Tensor], object] = Tensor.backward
 
-    def __call__(self, step: int, look: bool) -> Update:
-        """Make it. Raises Diverged at the first number that is not finite, whether or not anyone looks."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(step, self.train)
-        inputs, labels = self.task.batch(self.train.batch_size, generator=self.generator)
-        share = slice(self.accelerator.process_index, None, self.accelerator.num_processes)
-        inputs, labels = inputs[share], labels[share]
+    def __call__(self, step: int, look: bool = True) -> Update:
+        """Step number `step`, counted from 0. `look` changes nothing: every step is checked."""
+        set_rate(self.optimizer, self.rate(step))
         try:
-            with self.accelerator.autocast():
-                logits, _ = self.model(inputs)
-            loss = cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
-            self.accelerator.backward(loss)
+            loss, *others = self.objective()
+            self.backward(loss)
         except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
             raise Diverged(f"diverged at step {step + 1}: {error}") from error
-        norm = get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        norm = _gradient_norm(self.model)
         if not torch.isfinite(loss + norm):  # before clipping, which would spread it to all gradients
             raise Diverged(self._blame(loss, step))
-        clip_grads_with_norm_(self.model.parameters(), self.train.clip, norm)
+        clip_grads_with_norm_(self.model.parameters(), self.clip, norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return Update(loss.detach(), norm, *score(logits, labels))
+        return Update(loss.detach(), norm, tuple(others))
 
     def check(self) -> None:
-        """Every step has looked for itself."""
+        """Nothing to do: every step was checked."""
 
     def _blame(self, loss: Tensor, step: int) -> str:
-        """What is not finite: the loss, and the gradients of which parameters."""
-        model = self.accelerator.unwrap_model(self.model)
-        bad = [name for name, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
+        """Name the parameters whose gradients are not finite."""
+        bad = [
+            name.removeprefix("module.")  # which DistributedDataParallel puts before every name
+            for name, p in self.model.named_parameters()
+            if p.grad is not None and not p.grad.isfinite().all()
+        ]
         more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
         wrong = f"the gradient of {', '.join(bad[:3])}{more} is not finite" if bad else "all gradients are finite"
         return f"diverged at step {step + 1}: {wrong} (loss {loss.item():.4g})"
 
 
-class InGraph:
-    """The same on one GPU, as a CUDA graph: one launch instead of hundreds. `optimizer` is of `adamw(graph=True)`."""
+@dataclass
+class AsyncUpdate:
+    """Never waits for the device: numbers that are not finite are found when the caller looks. For one process.
 
-    def __init__(
-        self,
-        train: TrainConfig,
-        task: Any,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        generator: torch.Generator,
-        accelerator: Any,
-    ):
-        """Nothing is captured yet."""
-        self.train, self.task, self.model, self.optimizer = train, task, model, optimizer
-        self.generator, self.accelerator = generator, accelerator
-        self.step = torch.zeros((), dtype=torch.int64, device=generator.device)
-        self.bad = torch.zeros((), dtype=torch.int64, device=generator.device)  # the first step that was not finite
-        self.graphed = Graphed(self._body, generator)
+    `generator`: run as a CUDA graph from the fourth step on, one launch instead of hundreds. It is the generator that
+    the objective may draw from, and `optimizer` is of `adamw(capture_on=...)`. None: operator by operator.
+    """
 
-    def __call__(self, step: int, look: bool) -> Update:
-        """Make it. Raises Diverged where someone looks: to know at every step, the host would have to wait for it."""
-        for group in self.optimizer.param_groups:
-            group["lr"].fill_(learning_rate(step, self.train))
+    objective: Objective
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    rate: Schedule
+    clip: float
+    generator: torch.Generator | None = None
+
+    def __post_init__(self) -> None:
+        """Nothing runs yet."""
+        device = next(self.model.parameters()).device
+        self.step = torch.zeros((), dtype=torch.int64, device=device)
+        self.first_bad = torch.zeros_like(self.step)  # the first step that was not finite, counted from 1; 0: none
+        self.run = self._body if self.generator is None else Graphed(self._body, self.generator)
+
+    def __call__(self, step: int, look: bool = True) -> Update:
+        """Step number `step`, counted from 0. `look` waits for it and raises Diverged if any step so far did."""
+        set_rate(self.optimizer, self.rate(step))
         self.step.fill_(step + 1)
         try:
-            update = Update(*self.graphed())
+            loss, norm, *others = self.run()
         except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
             raise Diverged(f"diverged at step {step + 1}: {error}") from error
         if look:
             self.check()
-        return update
+        return Update(loss, norm, tuple(others))
 
     def check(self) -> None:
-        """Raise Diverged if any step so far was not finite."""
-        if bad := int(self.bad):
+        """Raise Diverged if the loss or a gradient of any step so far was not finite."""
+        if bad := int(self.first_bad):
             raise Diverged(f"diverged at step {bad}: the loss or a gradient is not finite")
 
     def _body(self) -> tuple[Tensor, ...]:
         self.optimizer.zero_grad(set_to_none=True)
-        inputs, labels = self.task.batch(self.train.batch_size, generator=self.generator)
-        with self.accelerator.autocast():
-            logits, _ = self.model(inputs)
-        loss = cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
+        loss, *others = self.objective()
         loss.backward()  # type: ignore[no-untyped-call]
-        norm = get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
-        first = ~torch.isfinite(loss + norm) & (self.bad == 0)
-        self.bad.copy_(torch.where(first, self.step, self.bad))
-        clip_grads_with_norm_(self.model.parameters(), self.train.clip, norm)
+        norm = _gradient_norm(self.model)
+        first = ~torch.isfinite(loss + norm) & (self.first_bad == 0)
+        self.first_bad.copy_(torch.where(first, self.step, self.first_bad))
+        clip_grads_with_norm_(self.model.parameters(), self.clip, norm)
         self.optimizer.step()
-        return Update(loss.detach(), norm, *score(logits, labels))
+        return loss.detach(), norm, *others
+
+
+def _gradient_norm(model: nn.Module) -> Tensor:
+    return get_total_norm([p.grad for p in model.parameters() if p.grad is not None])

@@ -1,7 +1,7 @@
-"""Processes that train one run after the other: PyTorch is imported once in each, not once for every run.
+"""Processes that train one run after another: each imports PyTorch once, not once per run.
 
-An order is a line of JSON on the worker's standard input; how it ended comes back as a line with an exit code, through
-a pipe of its own, since everything printed goes to the log of the run.
+An order is a line of JSON on the worker's standard input. The exit code comes back as a line through a separate pipe,
+since everything printed goes to the log of the run.
 """
 
 import contextlib
@@ -18,25 +18,24 @@ from typing import Any
 
 import torch
 
-from varla.outcomes import DIVERGED, EXIT_CODES, FAILED, FINISHED, INTERRUPTED
+from varla.runs.folder import RunError
+from varla.runs.outcomes import DIVERGED, EXIT_CODES, FAILED, FINISHED, INTERRUPTED, Diverged, Interrupted
 from varla.training.config import RunConfig, from_dict
-from varla.training.loop import Interrupted, train
-from varla.training.run import RunError
-from varla.training.update import Diverged
+from varla.training.loop import train
 
 
 class Worker:
-    """One process at a time, begun anew after one that died or failed."""
+    """One process at a time. A new one replaces one that died or failed."""
 
     def __init__(self, environment: Mapping[str, str], device: str | None):
-        """Nothing is started yet. `environment`: of its processes; `device`: as for `train`."""
+        """Nothing is started yet. `environment`: for its processes; `device`: as for `train`."""
         self.environment, self.device = environment, device
         self.process: subprocess.Popen[bytes] | None = None
         self.replies = -1
         self.unread = b""
 
     def begin(self, config: RunConfig, folder: Path, log: Path, *, resume: bool) -> None:
-        """Give it a run. One that cannot be logged is a RunError."""
+        """Give it a run. Raises RunError if its log cannot be written."""
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             log.touch()
@@ -46,7 +45,7 @@ class Worker:
         line = json.dumps({**order, "device": self.device}).encode() + b"\n"
         try:
             self._send(line)
-        except BrokenPipeError:  # it died with nothing to do
+        except BrokenPipeError:  # the process died while it was idle
             self.dismiss()
             self._send(line)
 
@@ -57,8 +56,8 @@ class Worker:
         process.stdin.flush()
 
     def ended(self) -> int | None:
-        """The exit code of the run it was given, None while it goes on. Negative: the process was killed."""
-        died = self.process is not None and self.process.poll() is not None  # before reading: the last word counts
+        """The exit code of its run; None while it trains, negative if the process was killed."""
+        died = self.process is not None and self.process.poll() is not None  # before reading, so that no reply is lost
         with contextlib.suppress(BlockingIOError):
             self.unread += os.read(self.replies, 64)
         line, newline, self.unread = self.unread.partition(b"\n")
@@ -75,12 +74,12 @@ class Worker:
         return code or EXIT_CODES[FAILED]
 
     def ask_to_save(self) -> None:
-        """Have the run under way stop at its next step."""
+        """Stop the current run at its next step."""
         if self.process is not None:
             self.process.terminate()
 
     def wait(self, seconds: float) -> int:
-        """The exit code of the run under way, after so long at the most."""
+        """The exit code of the current run. The process is killed after `seconds`."""
         deadline = time.monotonic() + max(0.0, seconds)
         while (code := self.ended()) is None:
             if time.monotonic() > deadline:
@@ -91,7 +90,7 @@ class Worker:
         return code
 
     def dismiss(self) -> None:
-        """End the process, which has nothing left to do."""
+        """End the idle process."""
         if self.process is None:
             return
         assert self.process.stdin is not None
@@ -106,7 +105,7 @@ class Worker:
         self.process, self.replies, self.unread = None, -1, b""
 
     def _process(self) -> "subprocess.Popen[bytes]":
-        if self.process is not None and self.process.poll() is not None:  # killed while it had nothing to do
+        if self.process is not None and self.process.poll() is not None:  # killed while it was idle
             self.dismiss()
         if self.process is None:
             self.replies, there = os.pipe()
@@ -122,7 +121,7 @@ class Worker:
 
 
 def serve(replies: int) -> None:
-    """A worker process: runs as they come, until there are no more."""
+    """The worker's side: train the runs that standard input names, until it is closed."""
     for line in sys.stdin:
         order = json.loads(line)
         log = os.open(order["log"], os.O_WRONLY | os.O_APPEND)
@@ -139,7 +138,7 @@ def serve(replies: int) -> None:
 
 
 def work(order: Mapping[str, Any]) -> int:
-    """One run; returns how it ended as an exit code."""
+    """One run; returns its exit code."""
     try:
         train(from_dict(order["config"]), order["folder"], resume=order["resume"], device=order["device"])
     except Diverged:

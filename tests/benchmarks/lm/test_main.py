@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks import measure
 from benchmarks.lm import __main__ as command
 from benchmarks.lm import data
 from benchmarks.lm.contenders import CONTENDERS, FULL, QUICK, budget, flops
-from benchmarks.lm.record import Record, everything
-from benchmarks.lm.run import Job, build, rate_at, run
+from benchmarks.lm.record import Record
+from benchmarks.lm.run import Job, build, run, schedule
 
 
 def fake(bits):
@@ -65,7 +66,7 @@ def test_the_best_rate_is_reported_seed_by_seed(tmp_path):
     record = Record.load(tmp_path / "lm.json", QUICK, "text")
     assert record.chosen("vla") is None
     command.work(record, list(CONTENDERS), None, best_at(3e-3))
-    assert len(record.runs) == everything(QUICK)
+    assert len(record.runs) == len(CONTENDERS) * (len(QUICK.rates) + len(QUICK.seeds))
     assert all(record.chosen(name) == 3e-3 for name in CONTENDERS)
     reported = [each["settings"] for each in record.runs if each["settings"]["purpose"] == "report"]
     assert {each["rate"] for each in reported} == {3e-3}
@@ -91,6 +92,12 @@ def test_rates_beyond_the_first_or_last_are_tried_while_that_is_best(tmp_path, b
     closest = min(tried, key=lambda rate: abs(math.log(rate / best)))
     assert {each["rate"] for each in settings if each["purpose"] == "report"} == {closest}
     assert record.next(["vla"]) is None
+
+
+def test_the_recorded_runs_are_known_as_done():
+    path = measure.RESULTS / "lm.json"
+    corpora = {each["settings"]["corpus"] for each in json.loads(path.read_text())["runs"]}
+    assert [Record.load(path, FULL, corpus).next(list(CONTENDERS)) for corpus in corpora] == [None]
 
 
 def test_other_settings_or_text_are_other_runs(tmp_path):
@@ -164,7 +171,7 @@ def test_models_have_30_million_parameters_and_their_mixers(name):
 
 
 def test_the_rate_rises_and_falls():
-    rates = [rate_at(i, 100, 1.0) for i in range(100)]
+    rates = [schedule(1.0, 100)(i) for i in range(100)]
     assert rates[0] == pytest.approx(0.1)
     assert max(rates) == rates[9] == 1.0
     assert rates[10:] == sorted(rates[10:], reverse=True)

@@ -47,7 +47,7 @@ def test_means_and_spreads_over_seeds():
     assert header.startswith("|  | bits per byte at 512 | bits per byte at 2k | tokens/s |")
     assert softmax == "| softmax | 1.500 | 1.400 | 0.60 M | 29.5 M | 2.16 MB | 0.001 | 1 |"
     assert vla == "| vla | 1.650 ± 0.050 | 1.550 ± 0.050 | 0.60 M | 29.5 M | 2.16 MB | 0.001 | 1, 2 |"
-    assert "10 steps of 4 rows of 2048 bytes, 0.1 million in all; a GPU" in note
+    assert "10 steps of 4 rows of 2048 bytes, 0.1 million in total; a GPU" in note
     assert "Rates tried: 0.003" in note
 
 
@@ -87,18 +87,18 @@ def test_what_the_docs_say_of_softmax_is_recorded():
         return f"{found[0]:.3f}"
 
     first, second = (bits(of, "report", 0.0045, 1) for of in (again, runs))
-    assert f"had {first} at 2k where this run has {second}" in page
+    assert f"had {first} at 2k where this one has {second}" in page
     curves = [
         dict(next(run["loss"] for run in of if run["settings"]["purpose"] == "report" and run["settings"]["seed"] == 1))
         for of in (again, runs)
     ]
     apart = [step for step in curves[0] if abs(curves[0][step] - curves[1][step]) > 0.02]
-    assert "within 0.02 of each other for 480 of 762 steps" in page
+    assert "the losses agree within 0.02 for 480 of 762 steps" in page
     assert min(apart) > 480
     first, second = (bits(of, "choice", 0.0135, 0) for of in (runs, again))
-    assert f"with the same code had {first} and {second}" in page
+    assert f"with the same code gave {first} and {second}" in page
     first, second = (bits(of, "choice", 0.0045, 0) for of in (runs, again))
-    assert f"another {first} and {second} before and after" in page
+    assert f"another gave {first} with the earlier kernels and {second} with these" in page
 
 
 def test_what_the_docs_say_of_differences_is_recorded():
@@ -111,14 +111,14 @@ def test_what_the_docs_say_of_differences_is_recorded():
     def gain(of, over, context):
         return statistics.mean(mean[over, context]) - statistics.mean(mean[of, context])
 
-    assert f"Updating A helps**: {gain('vla', 'vla, A fixed', '2048'):.3f} at 2k" in page
+    assert f"Updating A helps**: by {gain('vla', 'vla, A fixed', '2048'):.3f} at 2k" in page
     assert f"and {gain('vla', 'vla, A fixed', '32768'):.3f} at 32k" in page
     ahead = [
         f"{abs(alone - both):.3f} {'ahead' if both < alone else 'behind'}"
         for context in ("2048", "32768")
         for alone, both in zip(mean["vla", context], mean["vla and softmax", context], strict=True)
     ]
-    said = "at 2k they are {} of VLA alone with one and {} with the other, at 32k {} and {}"
+    said = "At 2k they are {} of VLA alone with one seed and {} with the other; at 32k, {} and {}"
     assert said.format(*ahead) in page
     behind = (f"{gain('deltanet', 'vla', context):.2f}" for context in ("2048", "32768"))
-    assert "{} bits per byte behind at the length it was trained on, {} at 32k".format(*behind) in page
+    assert "{} bits per byte behind at the training length and {} at 32k".format(*behind) in page

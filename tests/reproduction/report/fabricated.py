@@ -6,7 +6,7 @@ from reproduction.protocol import within
 from reproduction.records import Results
 from reproduction.runs import FULL, PRESETS, QUICK, Measure, Train
 from reproduction.verdicts import CONDITIONAL, FALSE, REPRODUCED
-from varla.outcomes import DIVERGED, FINISHED
+from varla.runs.outcomes import DIVERGED, FINISHED
 
 MACHINE = {"processor": "Imaginary 9000", "cores": 2, "gpus": [], "python": "3.11.7", "torch": "2.13.0"}
 

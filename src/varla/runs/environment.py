@@ -1,4 +1,4 @@
-"""What a number depends on: processor, devices, versions, commit."""
+"""The machine and the software that a result depends on: processor, devices, versions, commit."""
 
 import os
 import platform
@@ -16,7 +16,7 @@ _PACKAGES = ("numpy", "safetensors", "accelerate", "transformers", "triton")
 
 
 def describe() -> dict[str, Any]:
-    """The machine and the software, for a record."""
+    """Machine and software, as a record keeps them."""
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "commit": commit(),
@@ -46,7 +46,7 @@ def versions() -> dict[str, str]:
 def commit() -> str | None:
     """The commit of the source tree, marked "-dirty" if it has changes; None outside a checkout.
 
-    VARLA_COMMIT, where set, names it instead.
+    The variable VARLA_COMMIT, if set, names it instead.
     """
     if named := os.environ.get("VARLA_COMMIT"):
         return named
