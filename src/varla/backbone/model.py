@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from varla.layers import LayerState, build
+from varla.backbone.block import Block, gelu_network
+from varla.layers import ModelState, build
+from varla.layers.norm import make_norm
 from varla.ops.arguments import check_choice, check_count
 from varla.ops.packing import check_packing, sequence_of
 
@@ -49,51 +51,6 @@ class BackboneConfig:
         check_choice("initialisation", self.initialisation, INITIALISATIONS)
 
 
-@dataclass(eq=False)
-class ModelState:
-    """The state of every layer, and the tokens seen by every row t [rows]."""
-
-    layers: list[LayerState]
-    t: Tensor
-
-    def to(self, device: torch.device | str) -> "ModelState":
-        """The state on another device. Its precision is the operators' to choose, so there is no dtype here."""
-        return ModelState([layer.to(device) for layer in self.layers], self.t.to(device))
-
-    def detach(self) -> "ModelState":
-        """The same tensors, cut from the autograd graph (truncated back-propagation through time)."""
-        return ModelState([layer.detach() for layer in self.layers], self.t.detach())
-
-    def clone(self) -> "ModelState":
-        """A copy that shares no memory with this state."""
-        return ModelState([layer.clone() for layer in self.layers], self.t.clone())
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors together."""
-        return sum(layer.nbytes for layer in self.layers) + self.t.nbytes
-
-
-class Block(nn.Module):
-    """x + mixer(norm(x)), then x + feed-forward(norm(x))."""
-
-    def __init__(self, config: BackboneConfig):
-        """One mixer and one feed-forward network."""
-        super().__init__()
-        self.mixer_norm = nn.LayerNorm(config.d_model)
-        self.mixer = build(config.mechanism, d_model=config.d_model, n_heads=config.n_heads, **config.layer)
-        self.ffn_norm = nn.LayerNorm(config.d_model)
-        self.ffn = nn.Sequential(
-            nn.Linear(config.d_model, config.ffn), nn.GELU(), nn.Linear(config.ffn, config.d_model)
-        )
-
-    def forward(self, x: Tensor, state: LayerState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, LayerState]:
-        """x [B, T, d_model] to (x [B, T, d_model], state)."""
-        y, state = self.mixer(self.mixer_norm(x), state, cu_seqlens)
-        x = x + y
-        return x + self.ffn(self.ffn_norm(x)), state
-
-
 class Backbone(nn.Module):
     """Token embedding, optional learned positions, blocks, final norm, and the embedding again as output head."""
 
@@ -103,9 +60,14 @@ class Backbone(nn.Module):
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.positions = nn.Embedding(config.max_len, config.d_model) if config.positions == "learned" else None
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
-        self.norm = nn.LayerNorm(config.d_model)
+        self.blocks = nn.ModuleList(self._block() for _ in range(config.n_layers))
+        self.norm = make_norm("layer", config.d_model)
         initialise(self, config.initialisation, seed)
+
+    def _block(self) -> Block:
+        c = self.config
+        mixer = build(c.mechanism, d_model=c.d_model, n_heads=c.n_heads, **c.layer)
+        return Block(mixer, gelu_network(c.d_model, c.ffn), lambda: make_norm("layer", c.d_model))
 
     def forward(
         self, tokens: Tensor, state: ModelState | None = None, cu_seqlens: Tensor | None = None

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from varla.models.modeling import IGNORED
+from varla.models.checks import IGNORED
 
 PIECE = 2048  # tokens of a window that are read at a time
 BATCH = 16_384  # tokens in a call, at the most, over the rows

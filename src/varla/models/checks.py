@@ -7,6 +7,8 @@ from torch import Tensor
 
 from varla.ops.arguments import check_count
 
+IGNORED = -100  # the label of a token that is not predicted
+
 
 def check_tensor(name: str, value: object, what: str) -> None:
     """Raise a TypeError unless this is a tensor; `what` says of which values and shape."""
@@ -25,6 +27,21 @@ def check_ids(input_ids: Tensor) -> None:
         raise ValueError(
             "input_ids must be integers (int32 or int64) of shape [B, T >= 1], got "
             f"{input_ids.dtype} {list(input_ids.shape)}{hint}"
+        )
+
+
+def check_vocabulary(name: str, ids: Tensor, size: int, also: str = "") -> None:
+    """Raise a ValueError unless ids are from 0 to size - 1; IGNORED, too, is right where `also` says so.
+
+    On the CPU alone: a GPU would have to stop for it. Not while compiling: the values are not known.
+    """
+    if ids.device.type != "cpu" or not ids.numel() or torch.compiler.is_compiling():
+        return
+    low, high = (int(each) for each in (ids.masked_fill(ids == IGNORED, 0) if also else ids).aminmax())
+    if low < 0 or high >= size:
+        raise ValueError(
+            f"{name} must be from 0 to {size - 1} (vocab_size = {size}){also}, got {low if low < 0 else high}; "
+            "was the text encoded by another tokenizer?"
         )
 
 

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from varla.layers import MECHANISMS, build, options_of
+from varla.layers.options import LONG_NAMES
 from varla.ops.arguments import check_count, check_flag, check_number, refuse_unknown
 
 # What other families call things that these models do not have, or have under another name.
@@ -55,6 +56,7 @@ class VarlaConfig(PreTrainedConfig):  # type: ignore[misc]
     """
 
     model_type = "varla"
+    attribute_map = dict(LONG_NAMES)  # noqa: RUF012 - config.d_model is config.hidden_size, to give and to read
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
 
     mechanisms: str | list[str] = "vla"
@@ -192,6 +194,11 @@ class VarlaConfig(PreTrainedConfig):  # type: ignore[misc]
         """Transformers keeps every name it does not know; one that is nearly ours was meant to be ours."""
         ours = [name for name in VarlaConfig.__annotations__ if not name.endswith("_token_id")]
         for name, value in others.items():
+            if name in LONG_NAMES:
+                long = LONG_NAMES[name]
+                if getattr(self, long) not in (value, getattr(VarlaConfig, long)):
+                    raise ValueError(f"{name} and {long} are the same setting: give one of them")
+                continue
             if name in _ELSEWHERE:
                 if value and not (name == "num_key_value_heads" and value == self.num_attention_heads):
                     raise ValueError(f"unknown setting {name!r}: {_ELSEWHERE[name]}")

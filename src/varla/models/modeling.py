@@ -14,32 +14,41 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from varla.layers import LayerState
+from varla.backbone.block import Block, ScaledEmbedding, SwiGLU
+from varla.layers import LayerState, ModelState, build
 from varla.layers.norm import RMSNorm
-from varla.models.blocks import VarlaBlock, VarlaEmbedding
 from varla.models.cache import VarlaCache, check_cache, signature
-from varla.models.checks import check_embeds, check_ids, check_kept, check_labels, check_prompt
+from varla.models.checks import (
+    IGNORED,
+    check_embeds,
+    check_ids,
+    check_kept,
+    check_labels,
+    check_prompt,
+    check_vocabulary,
+)
 from varla.models.configuration import VarlaConfig
 from varla.models.layout import Layout, find_layout
 
-IGNORED = -100  # the label of a token that is not predicted
 
+class VarlaBlock(GradientCheckpointingLayer, Block):  # type: ignore[misc]
+    """The shared block, with RMS norms and SwiGLU, and with gradient checkpointing."""
 
-def check_vocabulary(name: str, ids: Tensor, size: int, also: str = "") -> None:
-    """Raise a ValueError unless ids are from 0 to size - 1; IGNORED, too, is right where `also` says so.
+    FEED_FORWARD = ("mlp", "mlp_norm")
 
-    On the CPU alone: a GPU would have to stop for it. Not while compiling: the values are not known.
-    """
-    if ids.device.type != "cpu" or not ids.numel() or torch.compiler.is_compiling():
-        return
-    low, high = (int(each) for each in (ids.masked_fill(ids == IGNORED, 0) if also else ids).aminmax())
-    if low < 0 or high >= size:
-        raise ValueError(
-            f"{name} must be from 0 to {size - 1} (vocab_size = {size}){also}, got {low if low < 0 else high}; "
-            "was the text encoded by another tokenizer?"
+    def __init__(self, config: VarlaConfig, mechanism: str):
+        """One mixer and one feed-forward network."""
+        super().__init__(
+            build(mechanism, **config.layer_options(mechanism)),
+            SwiGLU(config.hidden_size, config.intermediate_size),
+            lambda: RMSNorm(config.hidden_size, config.rms_norm_eps),
         )
+        last: Any
+        for last in (self.mixer.out, self.mlp.down_proj):  # type: ignore[union-attr]
+            last.ends_branch = True  # see _init_weights
 
 
 class VarlaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
@@ -62,8 +71,11 @@ class VarlaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """N(0, initializer_range); what ends a branch of a block smaller, by as many as there are; convolutions as
-        PyTorch does, by their width: at 0.02 they would pass nothing on."""
+        """Weights are drawn from N(0, initializer_range).
+
+        Residual output projections are scaled by 1 / sqrt(2 * layers). Convolutions start as PyTorch's own: filters
+        drawn at 0.02 would let almost nothing through.
+        """
         if getattr(module, "ends_branch", False):
             init.normal_(
                 module.weight, 0.0, self.config.initializer_range / math.sqrt(2 * self.config.num_hidden_layers)
@@ -120,7 +132,7 @@ class VarlaModel(VarlaPreTrainedModel):
         super().__init__(config)
         multiplier = config.embedding_multiplier
         multiplier = math.sqrt(config.hidden_size) if multiplier is None else multiplier
-        self.embed_tokens = VarlaEmbedding(config.vocab_size, config.hidden_size, multiplier)
+        self.embed_tokens = ScaledEmbedding(config.vocab_size, config.hidden_size, multiplier)
         self.layers = nn.ModuleList(VarlaBlock(config, name) for name in config.layer_mechanisms)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, wide=True)
         self.signature = signature(config)
@@ -187,7 +199,7 @@ class VarlaModel(VarlaPreTrainedModel):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """(last hidden state, and with `keep` all of them) of embeddings x [B, T, hidden_size]."""
         B, T = x.shape[:2]
-        before: list[LayerState | None] = [None] * len(self.layers)
+        before = None
         if cache is not None:
             before = cache.read(self.signature, B if layout is None else layout.rows)
             self._check_checkpointing(before)
@@ -195,25 +207,25 @@ class VarlaModel(VarlaPreTrainedModel):
         cu_seqlens = None
         if layout is not None:
             x, cu_seqlens = layout.pack(x), layout.cu_seqlens
-        after: list[LayerState | None] = []
-        for block, state in zip(self.layers, before, strict=True):
-            if keep and after:
+        after: list[LayerState] = []
+        for i, block in enumerate(self.layers):
+            if keep and i > 0:
                 hidden.append(x if layout is None else layout.unpack(x))
-            x, state = block(x, state, cu_seqlens)
-            after.append(state if update else None)
+            x, state = block(x, None if before is None else before.layers[i], cu_seqlens)
+            if update:
+                after.append(state)
         x = self.norm(x)
         x = x if layout is None else layout.unpack(x)
         if cache is not None and update:
             cache.write(after, T if layout is None else layout.longest)
         return x, (*hidden, x)
 
-    def _check_checkpointing(self, states: list[LayerState | None]) -> None:
+    def _check_checkpointing(self, state: ModelState | None) -> None:
         """Reentrant checkpointing sees the tensors that a block is given by themselves, not those within a state."""
         how = getattr(getattr(self, "_gradient_checkpointing_func", None), "keywords", {})
-        if not (self.gradient_checkpointing and self.training and how.get("use_reentrant")):
+        if state is None or not (self.gradient_checkpointing and self.training and how.get("use_reentrant")):
             return
-        tensors = [x for state in states if state is not None for x in state.memory.tensors().values()]
-        if any(x.requires_grad for x in tensors):
+        if any(x.requires_grad for x in state.tensors().values()):
             raise ValueError(
                 "reentrant gradient checkpointing would lose the gradients that flow through past_key_values: "
                 'use gradient_checkpointing_enable({"use_reentrant": False}), or detach() the cache'

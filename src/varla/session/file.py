@@ -12,13 +12,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import safetensors
 import torch
 from torch import Tensor
 
-from varla.layers import LayerState
+from varla.layers import LayerState, ModelState
 from varla.ops.state import write_safetensors
 from varla.session.text import Decoder
 
@@ -50,9 +50,9 @@ def save(path: str | os.PathLike[str], model: "VarlaForCausalLM", content: Conte
     tensors = {"position": torch.tensor([content.cache.tokens]), "text": _pack(content.decoder)}
     if content.logits is not None:
         tensors["logits"] = content.logits
-    for i, state in enumerate(content.cache.states):
-        if state is not None:
-            tensors |= {f"layers.{i}.{name}": x for name, x in _named(state).items()}
+    if content.cache.state is not None:
+        tensors |= content.cache.state.tensors()
+        del tensors["t"]  # every layer has its own
     tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
     metadata = {
         "format": FORMAT,
@@ -163,11 +163,11 @@ def _content(
     if tokens:
         like, logits_like = _template(model)
         logits = _take(path, tensors, "logits", list(logits_like.shape), logits_like.dtype).to(model.device)
-        states: list[LayerState | None] = []
+        states = []
         for i, state in enumerate(like):
             found = {
                 name: _take(path, tensors, f"layers.{i}.{name}", _shape(state, name, x, tokens), x.dtype)
-                for name, x in _named(state).items()
+                for name, x in state.tensors().items()
             }
             if found["t"].tolist() != [tokens]:
                 raise ValueError(f"{path} is damaged: layer {i} has seen {found['t'].tolist()} tokens, not {tokens}")
@@ -187,12 +187,8 @@ def _template(model: "VarlaForCausalLM") -> tuple[list[LayerState], Tensor]:
     cache = VarlaCache(model.config)
     with torch.no_grad():
         out = model(torch.zeros(1, 1, dtype=torch.int64, device=model.device), past_key_values=cache, use_cache=True)
-    return [state for state in cache.states if state is not None], out.logits[0, -1]
-
-
-def _named(state: LayerState) -> dict[str, Tensor]:
-    """A layer's tensors by name; the convolution's first, if there is one."""
-    return {**({} if state.conv is None else {"conv": state.conv}), **state.memory.tensors()}
+    state = cast("ModelState", cache.state)
+    return state.layers, out.logits[0, -1]
 
 
 def _shape(state: LayerState, name: str, like: Tensor, tokens: int) -> list[int]:
