@@ -1,4 +1,4 @@
-"""What decoders are made of: the block of mixer and feed-forward network, two such networks, a scaled embedding.
+"""The parts of a decoder: the block of mixer and feed-forward network, two such networks, a scaled embedding.
 
 The lab's decoder (`varla.backbone.model`) and the models for transformers (`varla.models`) use the same block.
 """
@@ -18,7 +18,7 @@ class Block(nn.Module):
     A state goes in and a new one comes out, so that gradient checkpointing can run a block again.
     """
 
-    # What the feed-forward network and its norm are called: saved files have these names, and the lab seeds by them.
+    # The names of the feed-forward network and its norm. Saved weights have them, and the lab derives seeds from them.
     FEED_FORWARD: ClassVar[tuple[str, str]] = ("ffn", "ffn_norm")
 
     def __init__(self, mixer: Layer, feed_forward: nn.Module, norm: Callable[[], nn.Module]):
@@ -59,7 +59,7 @@ def gelu_network(d_model: int, ffn: int) -> nn.Sequential:
 
 
 class ScaledEmbedding(nn.Embedding):
-    """`multiplier` times the weights: those may be the output head's, too, and small for it."""
+    """Embeddings times a constant: the weights are small where the output head shares them."""
 
     def __init__(self, count: int, size: int, multiplier: float):
         """`count` tokens, vectors of this size."""

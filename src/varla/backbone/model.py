@@ -1,4 +1,4 @@
-"""The decoder that every mechanism is compared in: pre-norm blocks of mixer and GELU feed-forward, tied head.
+"""The lab's decoder, in which mechanisms are compared: pre-norm blocks of mixer and GELU feed-forward, tied head.
 
     logits, state = Backbone(config)(tokens)          tokens [B, T] int64, logits [B, T, vocab_size]
 
@@ -25,11 +25,11 @@ INITIALISATIONS = ("normal", "default", "tied")
 
 @dataclass(frozen=True)
 class BackboneConfig:
-    """Everything that makes a backbone. `layer` holds the mechanism's options; `max_len` bounds learned positions.
+    """All settings of a backbone. `layer` holds the mechanism's options; `max_len` bounds learned positions.
 
-    `initialisation`: "normal" draws all linear and embedding weights from N(0, 0.02) with zero biases; "default" is
-    PyTorch's own, whose embeddings are N(0, 1): as the head is tied to them, the first loss is near 100; "tied" is
-    PyTorch's own but for embeddings from N(0, 0.02).
+    `initialisation`: "normal" draws all linear and embedding weights from N(0, 0.02), with zero biases. "default" is
+    PyTorch's own: embeddings are N(0, 1), and with the tied head the first loss is near 100. "tied" is PyTorch's own,
+    except that embeddings are N(0, 0.02).
     """
 
     mechanism: str = "vla"
@@ -44,7 +44,7 @@ class BackboneConfig:
     layer: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check every value but the mechanism's, which `varla.layers.build` checks."""
+        """Check all values except the mechanism and its options, which `varla.layers.build` checks."""
         for name in ("vocab_size", "d_model", "n_layers", "n_heads", "ffn", "max_len"):
             check_count(name, getattr(self, name))
         check_choice("positions", self.positions, POSITIONS)
@@ -52,10 +52,10 @@ class BackboneConfig:
 
 
 class Backbone(nn.Module):
-    """Token embedding, optional learned positions, blocks, final norm, and the embedding again as output head."""
+    """Token embedding, optional learned positions, blocks, final norm, and the embedding's weights as output head."""
 
     def __init__(self, config: BackboneConfig, seed: int = 0):
-        """The same seed gives the same weights to all that two backbones have in common, whatever the mechanism."""
+        """Two backbones of one seed have equal weights in all modules that they share, whatever the mechanism."""
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
@@ -81,7 +81,7 @@ class Backbone(nn.Module):
         return self.norm(x) @ self.embedding.weight.mT, ModelState(layers, t)
 
     def _embed(self, tokens: Tensor, state: ModelState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(embeddings [B, T, d_model], tokens seen after them [rows])."""
+        """(embeddings [B, T, d_model], tokens seen including these [rows])."""
         if tokens.dim() != 2 or tokens.is_floating_point():
             raise ValueError(f"tokens must be integers of shape [B, T], got {tokens.dtype} {list(tokens.shape)}")
         B, T = tokens.shape
@@ -109,7 +109,7 @@ class Backbone(nn.Module):
 
     @torch.no_grad()
     def watch(self, tokens: Tensor) -> list[dict[str, Tensor]]:
-        """What each layer's mechanism has to show after every token, each [B, T, H]; see `Layer.watch`."""
+        """The readings of each layer after every token, each [B, T, H]; see `Layer.watch`."""
         x, _ = self._embed(tokens, None, None)
         readings = []
         for block in self.blocks:
@@ -119,7 +119,7 @@ class Backbone(nn.Module):
 
 
 def initialise(model: nn.Module, scheme: str, seed: int) -> None:
-    """Draw each module's parameters from a generator seeded by its name: order and neighbours do not matter."""
+    """Draw each module's parameters from a generator seeded by its name: other modules do not change them."""
     for name, module in model.named_modules():
         if next(module.parameters(recurse=False), None) is None:
             continue

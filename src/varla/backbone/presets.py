@@ -8,17 +8,17 @@ from varla.backbone.model import BackboneConfig
 from varla.layers.options import SHORT_NAMES, renamed
 from varla.ops.arguments import refuse_unknown
 
-# The paper's tables (two layers, d = 128, four heads, feed-forward 256, vocabulary 128, tied head, pre-norm) with what
-# its text leaves out: learned positions, all weights N(0, 0.02), and a LayerNorm over the merged heads in the VLA layer
-# alone. Without that norm its recall results do not come back.
+# The paper's tables (two layers, d = 128, four heads, feed-forward 256, vocabulary 128, tied head, pre-norm), and what
+# its text leaves out: learned positions, all weights N(0, 0.02), and a LayerNorm over the merged heads in VLA layers
+# only. Without that norm its recall results cannot be reproduced.
 _PAPER: dict[str, Any] = {
     "backbone": {"positions": "learned", "initialisation": "normal"},
     "layer": {},
     "by mechanism": {"vla": {"output_norm": "layer"}},
 }
 
-# The same treatment for all: a short convolution, the same output norm, no positions, PyTorch's initialisation but for
-# the embeddings, to which the head is tied.
+# The same for all mechanisms: a short convolution, the same output norm, no positions, PyTorch's initialisation except
+# for the embeddings, to which the head is tied.
 _TUNED: dict[str, Any] = {
     "backbone": {"positions": "none", "initialisation": "tied"},
     "layer": {"conv": 4, "output_norm": "layer"},
@@ -28,7 +28,7 @@ _TUNED: dict[str, Any] = {
 PROTOCOLS: Mapping[str, Mapping[str, Any]] = {"paper": _PAPER, "tuned": _TUNED}
 PRESETS = PROTOCOLS  # what settings call them: `preset: paper`
 
-# What may be changed beside the mechanism and its layer options.
+# Settings that may be changed, besides the mechanism and its layer options.
 SETTINGS = tuple(field.name for field in fields(BackboneConfig) if field.name not in ("mechanism", "layer"))
 
 

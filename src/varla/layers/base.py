@@ -1,4 +1,4 @@
-"""What every mechanism has in common: projections, short convolution, output norm and gate, states, being watched."""
+"""The base of all mechanisms: projections, short convolution, output norm and gate, state, readings."""
 
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
@@ -20,8 +20,9 @@ FLOAT32 = 4  # bytes
 class Layer(nn.Module, ABC):
     """A sequence mixer: `(x, state=None, cu_seqlens=None) -> (y, state)`, x and y [B, T, d_model].
 
-    Trains in parallel form; with T = 1 and a state it decodes one token. A subclass adds its own projections and says
-    how queries, keys and values are mixed (`mix`), what its memory costs (`memory_bytes`), what to watch (`readings`).
+    It trains in parallel form; with T = 1 and a state it decodes one token. A subclass adds its own projections, and
+    defines how queries, keys and values are mixed (`mix`), the size of its memory (`memory_bytes`) and perhaps what to
+    watch (`readings`).
     """
 
     name: ClassVar[str]
@@ -42,8 +43,9 @@ class Layer(nn.Module, ABC):
     ):
         """Options that all mechanisms share.
 
-        `conv`: width of a short convolution before the projections. `output_norm`: over the merged heads; `norm_eps`
-        is its epsilon (None: PyTorch's own). `output_gate`: out(norm(o) * silu(output_gate(x))), x as it came in.
+        `conv`: width of a short convolution before the projections. `output_norm`: norm over the merged heads;
+        `norm_eps` is its epsilon (None: PyTorch's default). `output_gate`: out(norm(o) * silu(output_gate(x))), with x
+        before the convolution.
         """
         super().__init__()
         check_count("d_model", d_model)
@@ -115,13 +117,13 @@ class Layer(nn.Module, ABC):
         return self.memory_bytes(T) + (0 if self.conv is None else self.conv.state_bytes())
 
     def readings(self, memory: State, k: Tensor) -> dict[str, Tensor]:
-        """What is worth watching after a token with raw key k [B, H, D], each [B, H]. By default the norm of S."""
+        """Numbers to watch after a token with raw key k [B, H, D], each [B, H]. By default the norm of S."""
         S = memory.tensors()["S"]
         return {"|S|": torch.linalg.matrix_norm(S)}
 
     @torch.no_grad()
     def watch(self, x: Tensor, state: LayerState | None = None) -> dict[str, Tensor]:
-        """Readings after every token of x [B, T, d_model], each [B, T, H], in a loop that training never pays for."""
+        """Readings after every token of x [B, T, d_model], each [B, T, H]: a loop over tokens, not used in training."""
         rows: list[dict[str, Tensor]] = []
         for t in range(x.shape[1]):
             token = x[:, t : t + 1]

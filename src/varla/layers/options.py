@@ -1,4 +1,4 @@
-"""The options of a mechanism, read from the signatures of its classes, and the two names that some settings have."""
+"""The options of a mechanism, read from signatures, and the two names that some settings have."""
 
 import inspect
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ def renamed(settings: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, 
 
 
 def options_of(kind: type[nn.Module]) -> dict[str, Any]:
-    """Keyword options and their defaults: the class's own and, where it hands the rest on, its parents'."""
+    """Keyword options and their defaults: the class's own and, where it takes **options, its parents'."""
     found: dict[str, Any] = {}
     for cls in kind.__mro__:
         if "__init__" not in vars(cls):

@@ -14,7 +14,7 @@ Signature = tuple[tuple[str, str], ...]
 
 
 class VarlaCache(Cache):  # type: ignore[misc]
-    """The state of every layer: of constant size for all mechanisms but softmax, whose keys and values grow.
+    """The state of every layer. Its size is constant, except for softmax layers, whose keys and values grow.
 
         cache = VarlaCache(model.config)
         model(input_ids, past_key_values=cache)     # reads and updates it
@@ -80,10 +80,10 @@ class VarlaCache(Cache):  # type: ignore[misc]
         if self.state is not None:
             self.state = self.state.map(function)
 
-    # What transformers asks of a cache. Its own answers look at `layers`, and there are none.
+    # The interface of transformers' caches. Its own methods read `layers`, which is empty here.
 
     def __len__(self) -> int:
-        """The number of layers; 0 would make an `if cache:` take it for no cache."""
+        """The number of layers. At 0, `if cache:` would be false."""
         return len(self.made_for)
 
     def __repr__(self) -> str:
@@ -102,7 +102,7 @@ class VarlaCache(Cache):  # type: ignore[misc]
         return self.tokens + length, 0
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """-1: there is none."""
+        """-1: there is no limit."""
         return -1
 
     @property
@@ -181,9 +181,12 @@ def signature(config: VarlaConfig) -> Signature:
     return tuple((name, described[name]) for name in config.layer_mechanisms)
 
 
-def check_cache(cache: object) -> None:
-    """Raise a TypeError unless this is a cache of the family."""
+def tokens_seen(cache: VarlaCache | None) -> int:
+    """Tokens that each row of the cache went through, 0 without one; a TypeError if it is of another kind."""
+    if cache is None:
+        return 0
     if not isinstance(cache, VarlaCache):
         raise TypeError(
             f"past_key_values must be a VarlaCache, as VarlaCache(model.config) makes it, got {type(cache).__name__}"
         )
+    return cache.tokens

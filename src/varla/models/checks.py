@@ -1,4 +1,4 @@
-"""What a model is called with, looked at before anything is computed: each error names the argument and what came."""
+"""Checks of a model's arguments, before anything is computed. Each error names the argument and what was given."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ IGNORED = -100  # the label of a token that is not predicted
 
 
 def check_tensor(name: str, value: object, what: str) -> None:
-    """Raise a TypeError unless this is a tensor; `what` says of which values and shape."""
+    """Raise a TypeError unless this is a tensor; `what` describes its values and shape."""
     if isinstance(value, Tensor):
         return
     hint = "; give what it holds by name: model(**inputs)" if isinstance(value, Mapping) else ""
@@ -31,9 +31,9 @@ def check_ids(input_ids: Tensor) -> None:
 
 
 def check_vocabulary(name: str, ids: Tensor, size: int, also: str = "") -> None:
-    """Raise a ValueError unless ids are from 0 to size - 1; IGNORED, too, is right where `also` says so.
+    """Raise a ValueError unless ids are from 0 to size - 1. `also` (words for the message) allows IGNORED, too.
 
-    On the CPU alone: a GPU would have to stop for it. Not while compiling: the values are not known.
+    Only on the CPU: on a GPU the check would force a device sync. Not while compiling: the values are not known.
     """
     if ids.device.type != "cpu" or not ids.numel() or torch.compiler.is_compiling():
         return
@@ -68,7 +68,7 @@ def check_labels(labels: Tensor, B: int, T: int) -> None:
 
 
 def check_kept(logits_to_keep: object) -> None:
-    """Raise unless this says of which positions there are to be logits: so many of the last, or integers [N]."""
+    """Raise unless this says which positions get logits: a number of last positions, or integers [N]."""
     if not isinstance(logits_to_keep, Tensor):
         check_count("logits_to_keep", logits_to_keep, least=0, none_means="all")
     elif logits_to_keep.dim() != 1 or logits_to_keep.dtype not in (torch.int32, torch.int64, torch.bool):
@@ -79,7 +79,7 @@ def check_kept(logits_to_keep: object) -> None:
 
 
 def check_prompt(prompt: Tensor, mask: Tensor | None) -> None:
-    """Raise unless `generate` can go on from token ids [B, T] or embeddings [B, T, *], of which mask [B, >= T] is."""
+    """Raise unless `generate` can continue token ids [B, T] or embeddings [B, T, *] with their mask [B, >= T]."""
     rows, length = prompt.shape[:2]
     if rows == 0:
         raise ValueError(f"the prompt must have at least one row, got shape {list(prompt.shape)}")

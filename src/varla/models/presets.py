@@ -1,4 +1,4 @@
-"""Sizes to begin from. Data only: the name is about the number of parameters with the vocabulary given here."""
+"""Sizes of models, as data. The name is about the number of parameters, with the vocabulary given here."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -8,7 +8,7 @@ from varla.layers.options import LONG_NAMES, renamed
 from varla.models.configuration import VarlaConfig
 from varla.ops.arguments import refuse_unknown
 
-_BYTES = 257  # and one for the end of a text, as the tokenizer "bytes" of `varla train-lm` has it
+_BYTES = 257  # 256 and the end of a text, as in the tokenizer "bytes" of `varla train-lm`
 _BPE = 50304  # GPT-2's 50257, rounded up to a multiple of 128
 
 
