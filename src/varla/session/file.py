@@ -3,7 +3,7 @@
     logits [V]      position [1]      text [32]      layers.I.conv, layers.I.NAME for every tensor of a layer's state
 
 Numbers that grow are tensors, so that the header's length is constant. `text` holds the decoder's tokens, some of which
-wait for the rest of a character: how many were decoded already, the tokens, then -1. Reading runs no code from the file.
+wait for the rest of a character: how many were decoded already, the tokens, then -1. Reading runs no code of it.
 """
 
 import hashlib
