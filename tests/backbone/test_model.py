@@ -9,6 +9,8 @@ from torch import nn
 from tests.ops.cases import error
 from varla.backbone import Backbone, BackboneConfig, backbone_config
 from varla.layers import MECHANISMS
+from varla.layers.norm import RMSNorm
+from varla.layers.options import LONG_NAMES
 
 NAMES = sorted(MECHANISMS)
 
@@ -105,6 +107,23 @@ def test_options_of_the_layer_and_the_backbone_can_be_changed():
     assert net(tokens(1, 5, vocab=50))[0].shape == (1, 5, 50)
 
 
+def test_settings_may_have_the_names_that_transformers_has():
+    sizes = {"d_model": 32, "n_layers": 1, "n_heads": 2, "ffn": 48, "max_len": 20}
+    long = {LONG_NAMES[name]: value for name, value in sizes.items()}
+    found = backbone_config("tuned", "softmax", layer={"short_conv": None, "rope_theta": 100.0}, **long)
+    assert found == backbone_config("tuned", "softmax", layer={"conv": None, "rotary": 100.0}, **sizes)
+    with pytest.raises(ValueError, match="d_model and hidden_size are the same setting: give one of them"):
+        backbone_config("paper", "vla", d_model=32, hidden_size=32)
+    with pytest.raises(ValueError, match="unknown model setting 'hiden_size'"):
+        backbone_config("paper", "vla", hiden_size=32)
+
+
+def test_an_rms_norm_over_the_merged_heads():
+    net = model("paper", "vla", layer={"output_norm": "rms"})
+    assert isinstance(net.blocks[0].mixer.norm, RMSNorm)
+    assert net.blocks[0].mixer.norm.weight.eq(1).all()
+
+
 def test_the_head_is_the_embedding():
     net = model("paper", "linear")
     assert not [name for name, _ in net.named_parameters() if "head" in name]
@@ -124,6 +143,25 @@ def tensors(state):
         yield from ([] if layer.conv is None else [layer.conv])
         yield from layer.memory.tensors().values()
     yield state.t
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_state_has_names_for_all_its_tensors(name):
+    _, state = model("tuned", name)(tokens(2, 9))
+    found = state.tensors()
+    assert [x.data_ptr() for x in found.values()] == [x.data_ptr() for x in tensors(state)]
+    assert {"layers.0.conv", "layers.1.t", "t"} <= set(found)
+
+
+def test_a_printed_state_shows_types_and_shapes_and_no_numbers():
+    _, state = model("tuned", "vla")(tokens(2, 9))
+    lines = str(state).splitlines()
+    assert lines[0] == f"ModelState(2 layers, t int64 [2]; {state.nbytes:,} bytes)"
+    assert len(lines) == 3
+    assert lines[1].strip() == (
+        "0: LayerState(VLAState: conv float64 [2, 3, 128], S float64 [2, 4, 32, 32], A float64 [2, 4, 32, 32], "
+        f"z float64 [2, 4, 32], t int64 [2]; {state.layers[0].nbytes:,} bytes)"
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)

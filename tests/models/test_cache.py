@@ -37,8 +37,8 @@ def test_rows_can_be_chosen_repeated_and_copied(kind):
     wanted = net(torch.cat((ids.repeat_interleave(2, 0), more[:3].repeat(2, 1)), 1)).logits[:, 20:]
     assert error(decode(net, more[:3].repeat(2, 1), repeated), wanted) <= 1e-4
     assert (cache.batch_size, cache.get_seq_length()) == (3, 20)
-    assert not {x.data_ptr() for x in cache.states[0].memory.tensors().values()} & {
-        x.data_ptr() for x in cache.clone().states[0].memory.tensors().values()
+    assert not {x.data_ptr() for x in cache.state.layers[0].memory.tensors().values()} & {
+        x.data_ptr() for x in cache.clone().state.layers[0].memory.tensors().values()
     }
 
 
@@ -70,8 +70,8 @@ def test_what_transformers_asks():
 def test_gradients_flow_through_it_and_can_be_cut():
     net, ids = model("hybrid"), tokens(1, 8)
     cache = net(ids).past_key_values
-    assert cache.states[0].memory.S.requires_grad
-    assert not cache.detach().states[0].memory.S.requires_grad
+    assert cache.state.layers[0].memory.S.requires_grad
+    assert not cache.detach().state.layers[0].memory.S.requires_grad
     weight = net.model.layers[0].mixer.v.weight
     loss = net(ids, past_key_values=cache.clone()).logits.square().mean()
     through = torch.autograd.grad(loss, [weight], retain_graph=True)[0]

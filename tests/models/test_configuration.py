@@ -7,7 +7,8 @@ from transformers import AutoConfig
 
 from tests.models.cases import HYBRID, config
 from varla.layers import MECHANISMS
-from varla.models import VarlaConfig
+from varla.layers.options import LONG_NAMES
+from varla.models import VarlaConfig, preset
 
 
 @pytest.mark.parametrize(
@@ -110,3 +111,20 @@ def test_what_transformers_keeps_is_kept():
     made = config(architectures=["X"], quantization_config=None, sep_token_id=3, dtype="float32", note="mine")
     assert made.note == "mine"
     assert made.architectures == ["X"]
+
+
+def test_settings_may_have_the_short_names_of_the_lab(tmp_path):
+    sizes = {"d_model": 32, "n_layers": 2, "n_heads": 4, "ffn": 48, "max_len": 100}
+    options = {"conv": None, "norm_eps": 1e-9, "rotary": 100.0}
+    made = VarlaConfig(**sizes, **options)
+    long = {LONG_NAMES[name]: value for name, value in {**sizes, **options}.items()}
+    assert made.to_dict() == VarlaConfig(**long).to_dict()
+    assert {name: getattr(made, name) for name in sizes} == sizes
+    assert preset("5m", d_model=64).hidden_size == 64
+    made.save_pretrained(tmp_path)
+    assert not set(sizes) & set(json.loads((tmp_path / "config.json").read_text()))
+    with pytest.raises(ValueError, match="hidden_size must be at least 1"):
+        VarlaConfig(d_model=0)
+    for both in (lambda: VarlaConfig(hidden_size=32, d_model=64), lambda: preset("5m", hidden_size=32, d_model=64)):
+        with pytest.raises(ValueError, match="d_model and hidden_size are the same setting: give one of them"):
+            both()

@@ -197,7 +197,7 @@ def test_bfloat16_weights_keep_states_in_float32(kind):
     found = net(ids[:, :30])
     rest = decode(net, ids[:, 30:], found.past_key_values)
     assert found.logits.dtype == torch.bfloat16
-    memory = found.past_key_values.states[0].memory.tensors()
+    memory = found.past_key_values.state.layers[0].memory.tensors()
     assert memory["t"].dtype == torch.int64
     if "S" in memory:
         assert memory["S"].dtype == torch.float32

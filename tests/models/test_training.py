@@ -171,7 +171,7 @@ def test_autocast_to_bfloat16_trains_and_decodes():
     net.eval()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         first = net(ids[:, :16])
-        assert first.past_key_values.states[0].memory.S.dtype == torch.float32
+        assert first.past_key_values.state.layers[0].memory.S.dtype == torch.float32
         rest = decode(net, ids[:, 16:], first.past_key_values)
         assert error(rest, net(ids).logits[:, 16:]) <= 0.1
 

@@ -118,7 +118,7 @@ def test_forks_are_independent_and_share_no_memory(mechanisms):
     model = tiny(mechanisms)
     session = varla.Session(model).feed(ids(9))
     fork = session.fork()
-    held = [x for each in (session, fork) for state in each._cache.states for x in state.memory.tensors().values()]
+    held = [x for each in (session, fork) for layer in each._cache.state.layers for x in layer.tensors().values()]
     assert len({x.data_ptr() for x in held}) == len(held)
     before = session.logits
     fork.feed(ids(20, seed=1))
@@ -349,7 +349,7 @@ def test_logits_that_are_not_finite_are_an_error():
 
 def test_nothing_is_kept_for_gradients():
     assert not varla.Session(tiny()).feed(ids(5)).logits.requires_grad
-    assert not varla.Session(tiny()).feed(ids(5))._cache.states[0].conv.requires_grad
+    assert not varla.Session(tiny()).feed(ids(5))._cache.state.layers[0].conv.requires_grad
 
 
 def test_it_says_what_it_is():

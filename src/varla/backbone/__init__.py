@@ -1,6 +1,7 @@
-"""The decoder that the mechanisms are compared in by the lab, and its presets."""
+"""Decoders in plain PyTorch: the block that all models share, and the lab's decoder with its presets."""
 
-from varla.backbone.model import Backbone, BackboneConfig, ModelState
-from varla.backbone.presets import PRESETS, backbone_config
+from varla.backbone.model import Backbone, BackboneConfig
+from varla.backbone.presets import PRESETS, PROTOCOLS, backbone_config
+from varla.layers import ModelState
 
-__all__ = ["PRESETS", "Backbone", "BackboneConfig", "ModelState", "backbone_config"]
+__all__ = ["PRESETS", "PROTOCOLS", "Backbone", "BackboneConfig", "ModelState", "backbone_config"]

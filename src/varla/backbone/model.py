@@ -1,4 +1,4 @@
-"""The decoder that every mechanism is compared in: pre-norm blocks of mixer and GELU feed-forward, tied head.
+"""The lab's decoder, in which mechanisms are compared: pre-norm blocks of mixer and GELU feed-forward, tied head.
 
     logits, state = Backbone(config)(tokens)          tokens [B, T] int64, logits [B, T, vocab_size]
 
@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from varla.backbone.block import Block, gelu_network
+from varla.layers import ModelState, build
+from varla.layers.norm import make_norm
 from varla.arguments import check_choice, check_count
-from varla.layers import LayerState, build
 from varla.ops.packing import check_packing, sequence_of
 
 POSITIONS = ("learned", "none")
@@ -23,11 +25,11 @@ INITIALISATIONS = ("normal", "default", "tied")
 
 @dataclass(frozen=True)
 class BackboneConfig:
-    """Everything that makes a backbone. `layer` holds the mechanism's options; `max_len` bounds learned positions.
+    """All settings of a backbone. `layer` holds the mechanism's options; `max_len` bounds learned positions.
 
-    `initialisation`: "normal" draws all linear and embedding weights from N(0, 0.02) with zero biases; "default" is
-    PyTorch's own, whose embeddings are N(0, 1): as the head is tied to them, the first loss is near 100; "tied" is
-    PyTorch's own but for embeddings from N(0, 0.02).
+    `initialisation`: "normal" draws all linear and embedding weights from N(0, 0.02), with zero biases. "default" is
+    PyTorch's own: embeddings are N(0, 1), and with the tied head the first loss is near 100. "tied" is PyTorch's own,
+    except that embeddings are N(0, 0.02).
     """
 
     mechanism: str = "vla"
@@ -42,70 +44,30 @@ class BackboneConfig:
     layer: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check every value but the mechanism's, which `varla.layers.build` checks."""
+        """Check all values except the mechanism and its options, which `varla.layers.build` checks."""
         for name in ("vocab_size", "d_model", "n_layers", "n_heads", "ffn", "max_len"):
             check_count(name, getattr(self, name))
         check_choice("positions", self.positions, POSITIONS)
         check_choice("initialisation", self.initialisation, INITIALISATIONS)
 
 
-@dataclass(eq=False)
-class ModelState:
-    """The state of every layer, and the tokens seen by every row t [rows]."""
-
-    layers: list[LayerState]
-    t: Tensor
-
-    def to(self, device: torch.device | str) -> "ModelState":
-        """The state on another device. Its precision is the operators' to choose, so there is no dtype here."""
-        return ModelState([layer.to(device) for layer in self.layers], self.t.to(device))
-
-    def detach(self) -> "ModelState":
-        """The same tensors, cut from the autograd graph (truncated back-propagation through time)."""
-        return ModelState([layer.detach() for layer in self.layers], self.t.detach())
-
-    def clone(self) -> "ModelState":
-        """A copy that shares no memory with this state."""
-        return ModelState([layer.clone() for layer in self.layers], self.t.clone())
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors together."""
-        return sum(layer.nbytes for layer in self.layers) + self.t.nbytes
-
-
-class Block(nn.Module):
-    """x + mixer(norm(x)), then x + feed-forward(norm(x))."""
-
-    def __init__(self, config: BackboneConfig):
-        """One mixer and one feed-forward network."""
-        super().__init__()
-        self.mixer_norm = nn.LayerNorm(config.d_model)
-        self.mixer = build(config.mechanism, d_model=config.d_model, n_heads=config.n_heads, **config.layer)
-        self.ffn_norm = nn.LayerNorm(config.d_model)
-        self.ffn = nn.Sequential(
-            nn.Linear(config.d_model, config.ffn), nn.GELU(), nn.Linear(config.ffn, config.d_model)
-        )
-
-    def forward(self, x: Tensor, state: LayerState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, LayerState]:
-        """x [B, T, d_model] to (x [B, T, d_model], state)."""
-        y, state = self.mixer(self.mixer_norm(x), state, cu_seqlens)
-        x = x + y
-        return x + self.ffn(self.ffn_norm(x)), state
-
-
 class Backbone(nn.Module):
-    """Token embedding, optional learned positions, blocks, final norm, and the embedding again as output head."""
+    """Token embedding, optional learned positions, blocks, final norm, and the embedding's weights as output head."""
 
     def __init__(self, config: BackboneConfig, seed: int = 0):
-        """The same seed gives the same weights to all that two backbones have in common, whatever the mechanism."""
+        """Two backbones of one seed have equal weights in all modules that they share, whatever the mechanism."""
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.positions = nn.Embedding(config.max_len, config.d_model) if config.positions == "learned" else None
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
-        self.norm = nn.LayerNorm(config.d_model)
+        self.blocks = nn.ModuleList(self._block() for _ in range(config.n_layers))
+        self.norm = make_norm("layer", config.d_model)
         initialise(self, config.initialisation, seed)
+
+    def _block(self) -> Block:
+        c = self.config
+        mixer = build(c.mechanism, d_model=c.d_model, n_heads=c.n_heads, **c.layer)
+        return Block(mixer, gelu_network(c.d_model, c.ffn), lambda: make_norm("layer", c.d_model))
 
     def forward(
         self, tokens: Tensor, state: ModelState | None = None, cu_seqlens: Tensor | None = None
@@ -119,7 +81,7 @@ class Backbone(nn.Module):
         return self.norm(x) @ self.embedding.weight.mT, ModelState(layers, t)
 
     def _embed(self, tokens: Tensor, state: ModelState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(embeddings [B, T, d_model], tokens seen after them [rows])."""
+        """(embeddings [B, T, d_model], tokens seen including these [rows])."""
         if tokens.dim() != 2 or tokens.is_floating_point():
             raise ValueError(f"tokens must be integers of shape [B, T], got {tokens.dtype} {list(tokens.shape)}")
         B, T = tokens.shape
@@ -147,7 +109,7 @@ class Backbone(nn.Module):
 
     @torch.no_grad()
     def watch(self, tokens: Tensor) -> list[dict[str, Tensor]]:
-        """What each layer's mechanism has to show after every token, each [B, T, H]; see `Layer.watch`."""
+        """The readings of each layer after every token, each [B, T, H]; see `Layer.watch`."""
         x, _ = self._embed(tokens, None, None)
         readings = []
         for block in self.blocks:
@@ -157,7 +119,7 @@ class Backbone(nn.Module):
 
 
 def initialise(model: nn.Module, scheme: str, seed: int) -> None:
-    """Draw each module's parameters from a generator seeded by its name: order and neighbours do not matter."""
+    """Draw each module's parameters from a generator seeded by its name: other modules do not change them."""
     for name, module in model.named_modules():
         if next(module.parameters(recurse=False), None) is None:
             continue

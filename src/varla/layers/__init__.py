@@ -2,14 +2,15 @@
 
 from typing import Any
 
-from varla.arguments import refuse_unknown
-from varla.layers.base import Layer, LayerState
+from varla.layers.base import Layer
 from varla.layers.deltanet import DeltaNet
 from varla.layers.deltanet_paper import PaperDeltaNet
 from varla.layers.linear import LinearAttention
 from varla.layers.options import options_of
 from varla.layers.softmax import SoftmaxAttention
+from varla.layers.state import LayerState, ModelState
 from varla.layers.vla import VLA
+from varla.arguments import refuse_unknown
 
 MECHANISMS: dict[str, type[Layer]] = {
     layer.name: layer for layer in (SoftmaxAttention, LinearAttention, DeltaNet, PaperDeltaNet, VLA)
@@ -25,4 +26,4 @@ def build(name: str, *, d_model: int, n_heads: int, **options: Any) -> Layer:
     return kind(d_model, n_heads, **options)
 
 
-__all__ = ["MECHANISMS", "Layer", "LayerState", "build", "options_of"]
+__all__ = ["MECHANISMS", "Layer", "LayerState", "ModelState", "build", "options_of"]

@@ -1,68 +1,28 @@
-"""What every mechanism has in common: projections, short convolution, output norm and gate, states, being watched."""
+"""The base of all mechanisms: projections, short convolution, output norm and gate, state, readings."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from varla.arguments import check_choice, check_count, check_flag, check_number
 from varla.layers.conv import ShortConvolution
-from varla.layers.norm import RMSNorm
+from varla.layers.norm import NORMS, make_norm
+from varla.layers.state import LayerState
 from varla.ops import State
 from varla.ops.gate import gated
 from varla.ops.packing import check_packing
 
-OUTPUT_NORMS = ("none", "layer", "rms")
 FLOAT32 = 4  # bytes
-
-
-@dataclass(eq=False)
-class LayerState:
-    """What a layer remembers: the convolution's last inputs (None without one) and the mechanism's own state."""
-
-    conv: Tensor | None
-    memory: State
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> "LayerState":
-        """A state with the function applied to every tensor."""
-        conv = None if self.conv is None else function(self.conv)
-        return LayerState(conv, self.memory.of(function(x) for x in self.memory.tensors().values()))
-
-    def detach(self) -> "LayerState":
-        """The same tensors, cut from the autograd graph."""
-        return self.map(Tensor.detach)
-
-    def clone(self) -> "LayerState":
-        """A copy that shares no memory with this state."""
-        return self.map(Tensor.clone)
-
-    def to(self, device: torch.device | str) -> "LayerState":
-        """The state on another device."""
-        return self.map(lambda x: x.to(device))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors together."""
-        return self.memory.nbytes + (0 if self.conv is None else self.conv.nbytes)
-
-
-pytree.register_pytree_node(
-    LayerState,
-    lambda state: ([state.conv, state.memory], None),
-    lambda values, _: LayerState(*values),
-    serialized_type_name="varla.layers.LayerState",
-)
 
 
 class Layer(nn.Module, ABC):
     """A sequence mixer: `(x, state=None, cu_seqlens=None) -> (y, state)`, x and y [B, T, d_model].
 
-    Trains in parallel form; with T = 1 and a state it decodes one token. A subclass adds its own projections and says
-    how queries, keys and values are mixed (`mix`), what its memory costs (`memory_bytes`), what to watch (`readings`).
+    It trains in parallel form; with T = 1 and a state it decodes one token. A subclass adds its own projections, and
+    defines how queries, keys and values are mixed (`mix`), the size of its memory (`memory_bytes`) and perhaps what to
+    watch (`readings`).
     """
 
     name: ClassVar[str]
@@ -83,8 +43,9 @@ class Layer(nn.Module, ABC):
     ):
         """Options that all mechanisms share.
 
-        `conv`: width of a short convolution before the projections. `output_norm`: over the merged heads; `norm_eps`
-        is its epsilon (None: PyTorch's own). `output_gate`: out(norm(o) * silu(output_gate(x))), x as it came in.
+        `conv`: width of a short convolution before the projections. `output_norm`: norm over the merged heads;
+        `norm_eps` is its epsilon (None: PyTorch's default). `output_gate`: out(norm(o) * silu(output_gate(x))), with x
+        before the convolution.
         """
         super().__init__()
         check_count("d_model", d_model)
@@ -94,7 +55,7 @@ class Layer(nn.Module, ABC):
         check_count("conv", conv, none_means="no convolution")
         check_flag("bias", bias)
         check_flag("output_gate", output_gate)
-        check_choice("output_norm", output_norm, OUTPUT_NORMS)
+        check_choice("output_norm", output_norm, NORMS)
         if norm_eps is not None:
             check_number("norm_eps", norm_eps, above=0)
         if head_dim is None and d_model % n_heads:
@@ -107,11 +68,7 @@ class Layer(nn.Module, ABC):
         self.q = nn.Linear(d_model, width, bias=bias)
         self.k = nn.Linear(d_model, width, bias=bias)
         self.v = nn.Linear(d_model, values, bias=bias)
-        self.norm: nn.Module = nn.Identity()
-        if output_norm == "layer":
-            self.norm = nn.LayerNorm(values, eps=1e-5 if norm_eps is None else norm_eps)
-        elif output_norm == "rms":
-            self.norm = RMSNorm(values, norm_eps)
+        self.norm = make_norm(output_norm, values, norm_eps)
         self.output_gate = nn.Linear(d_model, values, bias=bias) if output_gate else None
         self.out = nn.Linear(values, d_model, bias=bias)
 
@@ -160,13 +117,13 @@ class Layer(nn.Module, ABC):
         return self.memory_bytes(T) + (0 if self.conv is None else self.conv.state_bytes())
 
     def readings(self, memory: State, k: Tensor) -> dict[str, Tensor]:
-        """What is worth watching after a token with raw key k [B, H, D], each [B, H]. By default the norm of S."""
+        """Numbers to watch after a token with raw key k [B, H, D], each [B, H]. By default the norm of S."""
         S = memory.tensors()["S"]
         return {"|S|": torch.linalg.matrix_norm(S)}
 
     @torch.no_grad()
     def watch(self, x: Tensor, state: LayerState | None = None) -> dict[str, Tensor]:
-        """Readings after every token of x [B, T, d_model], each [B, T, H], in a loop that training never pays for."""
+        """Readings after every token of x [B, T, d_model], each [B, T, H]: a loop over tokens, not used in training."""
         rows: list[dict[str, Tensor]] = []
         for t in range(x.shape[1]):
             token = x[:, t : t + 1]

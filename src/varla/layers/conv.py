@@ -1,4 +1,4 @@
-"""Short causal convolution, one filter a channel, followed by SiLU. Right across packed sequences and in decode."""
+"""Short causal convolution, one filter a channel, followed by SiLU; also for packed sequences and decoding."""
 
 from torch import Tensor, nn
 
@@ -12,7 +12,7 @@ class ShortConvolution(nn.Module):
     """
 
     def __init__(self, channels: int, width: int = 4, bias: bool = True):
-        """PyTorch's own initialisation of a convolution."""
+        """Weights start as in PyTorch's Conv1d."""
         super().__init__()
         self.channels, self.width = channels, width
         self.conv = nn.Conv1d(channels, channels, width, groups=channels, bias=bias)

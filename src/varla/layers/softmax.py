@@ -33,12 +33,12 @@ class KVState(State):
 class PaddedKVState(KVState):
     """A cache of rows of different lengths: the position of an entry that is padding is -1.
 
-    A class of its own, so that a step can tell by the type, without a look at the positions, whether it needs a mask.
+    A class of its own, so that the type tells whether a step needs a mask, without reading the positions.
     """
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """SDPA on [B, T, H, *]. Without a mask causal, or one query that looks at everything."""
+    """SDPA on [B, T, H, *]. Without a mask it is causal; a single query attends to everything."""
     alone = q.shape[1] == 1
     o = scaled_dot_product_attention(
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, is_causal=mask is None and not alone
@@ -49,8 +49,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 def causal_packed(q: Tensor, k: Tensor, v: Tensor, lengths: list[int]) -> Tensor:
     """Packed sequences of these lengths, each from its beginning: [1, T, H, *] to [1, T, H, Dv].
 
-    Sequences of about the same length go together as rows, padded on the right: padding stands after everything that a
-    token may look at, so that no mask is needed, and no short sequence is made as long as the longest.
+    Sequences of similar length are batched as rows, padded on the right. A token never attends to padding, because the
+    padding comes after it: no mask is needed, and no short sequence is padded to the longest.
     """
     groups: dict[int, list[int]] = {}
     for i, length in enumerate(lengths):
@@ -66,7 +66,7 @@ def causal_packed(q: Tensor, k: Tensor, v: Tensor, lengths: list[int]) -> Tensor
 
 
 def positions(t: Tensor, T: int, cu_seqlens: Tensor | None) -> Tensor:
-    """Of T new tokens after t [B] others: [B, T], or [1, T] where they are packed."""
+    """Positions of T new tokens after t [B] others: [B, T], or [1, T] where they are packed."""
     new = torch.arange(T, device=t.device)
     if cu_seqlens is None:
         return t[:, None] + new
@@ -83,10 +83,10 @@ def cache_packed(k: Tensor, v: Tensor, t: Tensor, cu_seqlens: Tensor) -> KVState
     return kind(k, v, position, t + lengths)
 
 
-def go_on(q: Tensor, past: KVState, new: KVState) -> tuple[Tensor, KVState]:
-    """(o [B, T, H, Dv], past and new as one) of queries [B, T, H, D] that look at the past, and at the new up to them.
+def attend_and_append(q: Tensor, past: KVState, new: KVState) -> tuple[Tensor, KVState]:
+    """(o [B, T, H, Dv], joined cache) of queries [B, T, H, D] that attend to the past and causally to the new tokens.
 
-    Where every row has one new token and nothing is padding, it looks at all there is, and there is no mask.
+    One new token a row without padding attends to everything, so it needs no mask.
     """
     kind = PaddedKVState if isinstance(past, PaddedKVState) else type(new)
     both = kind(
@@ -98,14 +98,14 @@ def go_on(q: Tensor, past: KVState, new: KVState) -> tuple[Tensor, KVState]:
     if kind is KVState and q.shape[1] == 1:
         return attention(q, both.k, both.v, None), both
     own, entry = new.position[:, :, None], both.position[:, None]
-    mask = (entry >= 0) & (entry <= own) | (own < 0)  # a query that is padding looks anywhere: its output is dropped
+    mask = (entry >= 0) & (entry <= own) | (own < 0)  # the output of a padding query is dropped
     return attention(q, both.k, both.v, mask[:, None]), both
 
 
 class SoftmaxAttention(Layer):
     """Causal softmax attention over everything seen.
 
-    `rotary`: base of a rotary position embedding, or None for none. Keys are cached as they were turned.
+    `rotary`: base of a rotary position embedding, or None for none. Keys are cached after rotation.
     """
 
     name = "softmax"
@@ -135,11 +135,11 @@ class SoftmaxAttention(Layer):
             q, k = rotate(q, *turned), rotate(k, *turned)
         if cu_seqlens is None:
             new = KVState(k, v, position, t + q.shape[1])
-            return (attention(q, k, v, None), new) if memory is None else go_on(q, memory, new)
+            return (attention(q, k, v, None), new) if memory is None else attend_and_append(q, memory, new)
         new = cache_packed(k, v, t, cu_seqlens)
         if memory is None:
             return causal_packed(q, k, v, cu_seqlens.diff().tolist()), new
-        o, state = go_on(pad_packed(q, cu_seqlens), memory, new)
+        o, state = attend_and_append(pad_packed(q, cu_seqlens), memory, new)
         return unpad_packed(o, cu_seqlens), state
 
     def memory_bytes(self, T: int) -> int:

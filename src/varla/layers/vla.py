@@ -14,9 +14,9 @@ from varla.ops.reference import apply, dot, write_direction
 class VLA(Layer):
     """Writes the prediction error along the direction that the penalty leaves free.
 
-    The penalty directions come from the raw keys of all heads together: W_u maps them to as many dimensions, which are
-    then split into heads. Note on the output norm: the operator divides by a sum that grows with the sequence, and the
-    paper's results need a norm over the merged heads to undo that, which its text does not mention (preset `paper`).
+    The penalty directions u are a projection W_u of the raw keys of all heads together, split into heads again. The
+    operator divides its output by a sum that grows with the sequence. The paper's results need a norm over the merged
+    heads to undo that, which its text does not mention (preset `paper`).
     """
 
     name = "vla"

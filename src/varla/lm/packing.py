@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from varla.lm.text import Corpus
-from varla.models.modeling import IGNORED
+from varla.models.checks import IGNORED
 
 
 @dataclass(frozen=True)

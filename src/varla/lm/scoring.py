@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from varla.models.modeling import IGNORED
+from varla.models.checks import IGNORED
 
 PIECE = 2048  # tokens of a window in one call
 BATCH = 16_384  # most tokens in one call, over all rows

@@ -18,10 +18,10 @@ except ModuleNotFoundError as error:
 from varla.models.cache import VarlaCache
 from varla.models.configuration import VarlaConfig
 from varla.models.modeling import VarlaForCausalLM, VarlaModel
-from varla.models.presets import PRESETS, preset
+from varla.models.presets import PRESETS, SIZES, preset
 
 AutoConfig.register(VarlaConfig.model_type, VarlaConfig, exist_ok=True)
 AutoModel.register(VarlaConfig, VarlaModel, exist_ok=True)
 AutoModelForCausalLM.register(VarlaConfig, VarlaForCausalLM, exist_ok=True)
 
-__all__ = ["PRESETS", "VarlaCache", "VarlaConfig", "VarlaForCausalLM", "VarlaModel", "preset"]
+__all__ = ["PRESETS", "SIZES", "VarlaCache", "VarlaConfig", "VarlaForCausalLM", "VarlaModel", "preset"]

@@ -1,24 +1,27 @@
-"""What a model of the family remembers between calls, as a cache of transformers."""
+"""The state of a model between calls, as a cache of transformers."""
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 from transformers import Cache
 
-from varla.layers import LayerState
+from varla.layers import LayerState, ModelState
 from varla.models.configuration import VarlaConfig
 
 Signature = tuple[tuple[str, str], ...]
 
 
 class VarlaCache(Cache):  # type: ignore[misc]
-    """The state of every layer: of constant size for all mechanisms but softmax, whose keys and values grow.
+    """The state of every layer. Its size is constant, except for softmax layers, whose keys and values grow.
 
         cache = VarlaCache(model.config)
         model(input_ids, past_key_values=cache)     # reads and updates it
 
-    Transformers' own caches keep lists of keys and values, or one tensor a layer; this one keeps `LayerState`s, and
-    answers what `generate` asks. It cannot be shortened: a recurrent state does not hold its own past.
+    Transformers' own caches keep lists of keys and values, or one tensor a layer. This one keeps a `ModelState`, as the
+    lab's decoder does (`state`, None before the first call), and answers what `generate` asks. It cannot be shortened:
+    a recurrent state does not hold its own past.
     """
 
     def __init__(self, config: VarlaConfig):
@@ -27,11 +30,11 @@ class VarlaCache(Cache):  # type: ignore[misc]
             raise TypeError(f"config must be a VarlaConfig, got {type(config).__name__}")
         super().__init__(layers=[])
         self.made_for = signature(config)
-        self.states: list[LayerState | None] = [None] * config.num_hidden_layers
+        self.state: ModelState | None = None
         self.tokens = 0
 
-    def read(self, wanted: Signature, rows: int) -> list[LayerState | None]:
-        """The states, for a model of this signature and so many rows; a ValueError if they are not for those."""
+    def read(self, wanted: Signature, rows: int) -> ModelState | None:
+        """The state, or None before the first call; a ValueError unless it fits this signature and number of rows."""
         for i, (theirs, ours) in enumerate(zip(self.made_for, wanted, strict=False)):
             if theirs != ours:
                 raise ValueError(
@@ -47,50 +50,50 @@ class VarlaCache(Cache):  # type: ignore[misc]
                 f"past_key_values holds {self.batch_size} rows, the call has {rows}; resize it by "
                 "batch_select_indices or batch_repeat_interleave"
             )
-        return self.states
+        return self.state
 
-    def write(self, states: list[LayerState | None], tokens: int) -> None:
-        """Keep the states after `tokens` more tokens a row, padding among them."""
-        self.states = states
+    def write(self, layers: list[LayerState], tokens: int) -> None:
+        """Keep the layers' states after `tokens` more tokens a row, padding included."""
+        self.state = ModelState(layers, layers[0].memory.tensors()["t"])
         self.tokens += tokens
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all states together."""
-        return sum(state.nbytes for state in self.states if state is not None)
+        """Bytes of all layers' states together."""
+        return 0 if self.state is None else sum(layer.nbytes for layer in self.state.layers)
 
     def clone(self) -> "VarlaCache":
-        """A cache that shares no memory with this one: to go on in two ways."""
-        copy = self._empty()
-        copy.write([None if state is None else state.clone() for state in self.states], self.tokens)
-        return copy
+        """A cache that shares no memory with this one: to continue in two ways."""
+        return self._mapped(Tensor.clone)
 
     def detach(self) -> "VarlaCache":
-        """A cache of the same tensors, cut from the autograd graph."""
-        copy = self._empty()
-        copy.write([None if state is None else state.detach() for state in self.states], self.tokens)
-        return copy
+        """A cache of the same tensors, detached from the autograd graph."""
+        return self._mapped(Tensor.detach)
 
-    def _empty(self) -> "VarlaCache":
-        copy = VarlaCache.__new__(VarlaCache)
-        Cache.__init__(copy, layers=[])
-        copy.made_for, copy.tokens = self.made_for, 0
-        return copy
+    def _mapped(self, function: Callable[[Tensor], Tensor]) -> "VarlaCache":
+        """A cache with the function applied to every tensor; this one stays as it is."""
+        found = copy.copy(self)
+        found._map(function)
+        return found
 
-    # What transformers asks of a cache. Its own answers look at `layers`, and there are none.
+    def _map(self, function: Callable[[Tensor], Tensor]) -> None:
+        if self.state is not None:
+            self.state = self.state.map(function)
+
+    # The interface of transformers' caches. Its own methods read `layers`, which is empty here.
 
     def __len__(self) -> int:
-        """The number of layers; 0 would make an `if cache:` take it for no cache."""
+        """The number of layers. At 0, `if cache:` would be false."""
         return len(self.made_for)
 
     def __repr__(self) -> str:
-        """In short: the states are long."""
+        """Sizes, without the tensors."""
         return (
             f"VarlaCache({len(self)} layers, {max(self.batch_size, 0)} rows, {self.tokens} tokens, {self.nbytes} bytes)"
         )
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens that each row went through, padding among them, as `generate` counts them."""
+        """Tokens that each row went through, padding included, as `generate` counts them."""
         return self.tokens
 
     def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
@@ -99,14 +102,13 @@ class VarlaCache(Cache):  # type: ignore[misc]
         return self.tokens + length, 0
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """-1: there is none."""
+        """-1: there is no limit."""
         return -1
 
     @property
     def batch_size(self) -> int:
         """Rows; -1 before the first call."""
-        first = self.states[0]
-        return -1 if first is None else int(first.memory.tensors()["t"].shape[0])
+        return -1 if self.state is None else self.state.t.shape[0]
 
     @property
     def is_compileable(self) -> bool:
@@ -116,7 +118,7 @@ class VarlaCache(Cache):  # type: ignore[misc]
     @property
     def is_initialized(self) -> bool:
         """Whether there are states yet."""
-        return self.states[0] is not None
+        return self.state is not None
 
     @property
     def is_croppable(self) -> bool:
@@ -139,7 +141,7 @@ class VarlaCache(Cache):  # type: ignore[misc]
 
     def reset(self) -> None:
         """Forget everything."""
-        self.states = [None] * len(self)
+        self.state = None
         self.tokens = 0
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -153,9 +155,6 @@ class VarlaCache(Cache):  # type: ignore[misc]
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Every row `repeats` times, one after the other."""
         self._map(lambda x: x.repeat_interleave(repeats, 0))
-
-    def _map(self, function: Any) -> None:
-        self.states = [None if state is None else state.map(function) for state in self.states]
 
     def crop(self, *_: Any) -> None:
         """Refused."""
@@ -182,9 +181,12 @@ def signature(config: VarlaConfig) -> Signature:
     return tuple((name, described[name]) for name in config.layer_mechanisms)
 
 
-def check_cache(cache: object) -> None:
-    """Raise a TypeError unless this is a cache of the family."""
+def tokens_seen(cache: VarlaCache | None) -> int:
+    """Tokens that each row of the cache went through, 0 without one; a TypeError if it is of another kind."""
+    if cache is None:
+        return 0
     if not isinstance(cache, VarlaCache):
         raise TypeError(
             f"past_key_values must be a VarlaCache, as VarlaCache(model.config) makes it, got {type(cache).__name__}"
         )
+    return cache.tokens

@@ -1,4 +1,4 @@
-"""What a model is called with, looked at before anything is computed: each error names the argument and what came."""
+"""Checks of a model's arguments, before anything is computed. Each error names the argument and what was given."""
 
 from collections.abc import Mapping
 
@@ -7,9 +7,11 @@ from torch import Tensor
 
 from varla.arguments import check_count
 
+IGNORED = -100  # the label of a token that is not predicted
+
 
 def check_tensor(name: str, value: object, what: str) -> None:
-    """Raise a TypeError unless this is a tensor; `what` says of which values and shape."""
+    """Raise a TypeError unless this is a tensor; `what` describes its values and shape."""
     if isinstance(value, Tensor):
         return
     hint = "; give what it holds by name: model(**inputs)" if isinstance(value, Mapping) else ""
@@ -25,6 +27,21 @@ def check_ids(input_ids: Tensor) -> None:
         raise ValueError(
             "input_ids must be integers (int32 or int64) of shape [B, T >= 1], got "
             f"{input_ids.dtype} {list(input_ids.shape)}{hint}"
+        )
+
+
+def check_vocabulary(name: str, ids: Tensor, size: int, also: str = "") -> None:
+    """Raise a ValueError unless ids are from 0 to size - 1. `also` (words for the message) allows IGNORED, too.
+
+    Only on the CPU: on a GPU the check would force a device sync. Not while compiling: the values are not known.
+    """
+    if ids.device.type != "cpu" or not ids.numel() or torch.compiler.is_compiling():
+        return
+    low, high = (int(each) for each in (ids.masked_fill(ids == IGNORED, 0) if also else ids).aminmax())
+    if low < 0 or high >= size:
+        raise ValueError(
+            f"{name} must be from 0 to {size - 1} (vocab_size = {size}){also}, got {low if low < 0 else high}; "
+            "was the text encoded by another tokenizer?"
         )
 
 
@@ -51,7 +68,7 @@ def check_labels(labels: Tensor, B: int, T: int) -> None:
 
 
 def check_kept(logits_to_keep: object) -> None:
-    """Raise unless this says of which positions there are to be logits: so many of the last, or integers [N]."""
+    """Raise unless this says which positions get logits: a number of last positions, or integers [N]."""
     if not isinstance(logits_to_keep, Tensor):
         check_count("logits_to_keep", logits_to_keep, least=0, none_means="all")
     elif logits_to_keep.dim() != 1 or logits_to_keep.dtype not in (torch.int32, torch.int64, torch.bool):
@@ -62,7 +79,7 @@ def check_kept(logits_to_keep: object) -> None:
 
 
 def check_prompt(prompt: Tensor, mask: Tensor | None) -> None:
-    """Raise unless `generate` can go on from token ids [B, T] or embeddings [B, T, *], of which mask [B, >= T] is."""
+    """Raise unless `generate` can continue token ids [B, T] or embeddings [B, T, *] with their mask [B, >= T]."""
     rows, length = prompt.shape[:2]
     if rows == 0:
         raise ValueError(f"the prompt must have at least one row, got shape {list(prompt.shape)}")

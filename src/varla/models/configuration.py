@@ -1,4 +1,4 @@
-"""What makes a model of the family. Names are Hugging Face's own; what is ours is listed first."""
+"""The configuration of a model. Names are Hugging Face's where it has one; the settings of this family come first."""
 
 import difflib
 from collections.abc import Mapping
@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from varla.arguments import check_count, check_flag, check_number, refuse_unknown
 from varla.layers import MECHANISMS, build, options_of
+from varla.layers.options import LONG_NAMES
+from varla.arguments import check_count, check_flag, check_number, refuse_unknown
 
-# What other families call things that these models do not have, or have under another name.
+# Settings of other families that these models do not have, or have under another name.
 _ELSEWHERE = {
     "rope_parameters": "give rope_theta",
     "rope_scaling": "give rope_theta",
@@ -23,38 +24,42 @@ _ELSEWHERE = {
     "hidden_dropout": "there is no dropout",
     "sliding_window": "softmax layers look at everything",
 }
-_NEAR = 0.7  # how alike an unknown name must be to one of ours to be taken for a slip
+_NEAR = 0.7  # an unknown name this similar to one of ours is taken for a misspelling
 
 
 class VarlaConfig(PreTrainedConfig):  # type: ignore[misc]
-    """Configuration of `VarlaModel` and `VarlaForCausalLM`. A wrong value is an error when it is made.
+    """Configuration of `VarlaModel` and `VarlaForCausalLM`. A wrong value is an error when the configuration is made.
+
+    Settings that the lab has, too, may be given and read by its short names: d_model, n_layers, n_heads, ffn, max_len,
+    conv, norm_eps, rotary (`varla.layers.options`).
 
     Args:
         mechanisms: one of `varla.layers.MECHANISMS` for all layers, or a list with one for each layer.
-        mechanism_options: options by mechanism, e.g. {"vla": {"update_penalty": False}}. They go to
-            `varla.layers.build` on top of what the other settings here say.
+        mechanism_options: options by mechanism, e.g. {"vla": {"update_penalty": False}}. `varla.layers.build` gets
+            them on top of what the other settings here say.
         short_conv: width of the short convolution before each mixer. None: no convolution.
         output_norm: norm over the merged heads: "rms", "layer" or "none".
-        output_norm_eps: its epsilon. Far below `rms_norm_eps`, because what it divides shrinks: VLA writes errors, and
+        output_norm_eps: its epsilon. Far below `rms_norm_eps`, because its inputs shrink: VLA writes errors, and
             divides its outputs by a sum over all tokens seen.
-        output_gate: multiply what that norm gives by silu of a projection of the mixer's input.
+        output_gate: multiply the norm's output by silu of a projection of the mixer's input.
         vocab_size, hidden_size, num_hidden_layers, num_attention_heads, intermediate_size: sizes. The feed-forward is
             SwiGLU.
         head_dim: of queries, keys and values. None: hidden_size / num_attention_heads.
         rms_norm_eps: epsilon of the norms between the blocks' parts.
-        initializer_range: standard deviation of all weights at the start, but for those of convolutions. What ends a
-            mixer or a feed-forward starts smaller, by sqrt(2 num_hidden_layers): they all add up.
-        embedding_multiplier: what a token's embedding is multiplied by on its way in. None: sqrt(hidden_size), which
-            makes it as large at the start as what all layers add to it. At 1 it drowns in that.
-        tie_word_embeddings: the embedding is the output head, too.
+        initializer_range: standard deviation of all initial weights except those of convolutions. Residual output
+            projections are scaled by 1 / sqrt(2 num_hidden_layers), because their outputs add up.
+        embedding_multiplier: factor of the token embeddings. None: sqrt(hidden_size), which makes an embedding as
+            large at the start as the sum of all layers' outputs. At 1 that sum would hide it.
+        tie_word_embeddings: the output head shares the embedding's weights.
         rope_theta: base of the softmax layers' rotary positions. None: no positions.
-        max_position_embeddings: the length that the model was trained for. For your information: the model reads on
-            beyond it, though transformers logs a line when `generate` does.
-        use_cache: return a cache, but in training.
+        max_position_embeddings: the length that the model was trained for. It is no limit: the model reads on beyond
+            it, and transformers logs a line when `generate` does.
+        use_cache: return a cache, except in training.
         bos_token_id, eos_token_id, pad_token_id: as everywhere.
     """
 
     model_type = "varla"
+    attribute_map = dict(LONG_NAMES)  # noqa: RUF012 - config.d_model is config.hidden_size, to give and to read
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
 
     mechanisms: str | list[str] = "vla"
@@ -81,7 +86,7 @@ class VarlaConfig(PreTrainedConfig):  # type: ignore[misc]
     pad_token_id: int | None = None
 
     def __post_init__(self, **others: Any) -> None:
-        """Check everything. `others` are settings that transformers knows, or keeps for whoever put them there."""
+        """Check everything. `others` are transformers' own settings, and unknown ones, which it keeps."""
         self._refuse_slips(others)
         self._check_dtype(others.get("torch_dtype"))
         if self.mechanism_options is None:
@@ -93,7 +98,7 @@ class VarlaConfig(PreTrainedConfig):  # type: ignore[misc]
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As in transformers, but another family's settings are an error: it would warn, and make something else."""
+        """As in transformers, but the settings of another family are an error; transformers would only warn."""
         found = config_dict.get("model_type", cls.model_type)
         if found != cls.model_type:
             raise ValueError(
@@ -103,7 +108,7 @@ class VarlaConfig(PreTrainedConfig):  # type: ignore[misc]
         return super().from_dict(config_dict, **kwargs)
 
     def check(self) -> None:
-        """Raise a ValueError or TypeError that names the first setting that is wrong. A model does it, too."""
+        """Raise a ValueError or TypeError that names the first wrong setting. Models call it again."""
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
             check_count(name, getattr(self, name))
         check_count("max_position_embeddings", self.max_position_embeddings)
@@ -132,7 +137,7 @@ class VarlaConfig(PreTrainedConfig):  # type: ignore[misc]
         return [self.mechanisms] * self.num_hidden_layers if isinstance(self.mechanisms, str) else list(self.mechanisms)
 
     def layer_options(self, mechanism: str) -> dict[str, Any]:
-        """What `varla.layers.build` is given for a layer of this mechanism."""
+        """The arguments of `varla.layers.build` for a layer of this mechanism."""
         options: dict[str, Any] = {
             "d_model": self.hidden_size,
             "n_heads": self.num_attention_heads,
@@ -151,7 +156,7 @@ class VarlaConfig(PreTrainedConfig):  # type: ignore[misc]
         if not isinstance(self.mechanisms, (str, list, tuple)):
             raise TypeError(f"mechanisms must be a name or a list of names, got {self.mechanisms!r}")
         if not isinstance(self.mechanisms, (str, list)):
-            self.mechanisms = list(self.mechanisms)  # as JSON would have it
+            self.mechanisms = list(self.mechanisms)  # as JSON reads it back
         names = self.layer_mechanisms
         if len(names) != self.num_hidden_layers:
             raise ValueError(
@@ -170,7 +175,7 @@ class VarlaConfig(PreTrainedConfig):  # type: ignore[misc]
                     f"option of {name!r}", option, options_of(MECHANISMS[name]), where=" in mechanism_options"
                 )
         for name in {*names, *given}:
-            with torch.device("meta"):  # the layer looks at the values; nothing is allocated
+            with torch.device("meta"):  # the layer checks the values; nothing is allocated
                 build(name, **self.layer_options(name))
 
     def _check_token_ids(self) -> None:
@@ -182,16 +187,21 @@ class VarlaConfig(PreTrainedConfig):  # type: ignore[misc]
                     raise ValueError(f"{name} must be below vocab_size = {self.vocab_size}, got {each}")
 
     def _check_dtype(self, before: object) -> None:
-        """Of the weights: a name, as config.json has it, or a type. `before` is what transformers 4 wrote."""
+        """The weights' type, or its name as in config.json. `before` is the key that transformers 4 wrote."""
         given = before if self.dtype is None else self.dtype
         found = getattr(torch, given, None) if isinstance(given, str) else given
         if given is not None and not isinstance(found, torch.dtype):
             raise ValueError(f"dtype must be a type of PyTorch's, as 'float32' or 'bfloat16', got {given!r}")
 
     def _refuse_slips(self, others: Mapping[str, Any]) -> None:
-        """Transformers keeps every name it does not know; one that is nearly ours was meant to be ours."""
+        """Transformers keeps every name that it does not know. One that is nearly ours is a misspelling."""
         ours = [name for name in VarlaConfig.__annotations__ if not name.endswith("_token_id")]
         for name, value in others.items():
+            if name in LONG_NAMES:
+                long = LONG_NAMES[name]
+                if getattr(self, long) not in (value, getattr(VarlaConfig, long)):
+                    raise ValueError(f"{name} and {long} are the same setting: give one of them")
+                continue
             if name in _ELSEWHERE:
                 if value and not (name == "num_key_value_heads" and value == self.num_attention_heads):
                     raise ValueError(f"unknown setting {name!r}: {_ELSEWHERE[name]}")

@@ -1,7 +1,7 @@
 """Which tokens of a batch are read, and as which sequences: padding is left out, packed sequences are kept apart.
 
-Recurrent layers cannot be shown a mask after the fact: whatever they read is in their state. So the tokens that count
-are laid end to end in one row, with `cu_seqlens` between sequences, once for all layers.
+A mask cannot take back what a recurrent layer has read: it is in the state. So the real tokens are laid end to end in
+one row, with `cu_seqlens` between sequences, once for all layers.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class Layout:
     """Tokens of a batch [B, T] as one row of L tokens in N sequences.
 
     index [L]: which of the B * T tokens they are, None for all. cu_seqlens [N + 1], on the CPU, where the operators
-    read it. longest: tokens by which the cache of such a call gets longer.
+    read it. longest: the number of tokens that the cache of such a call counts.
     """
 
     batch: tuple[int, int]
@@ -46,7 +46,7 @@ class Layout:
         return flat.index_copy(0, self.index, x[0]).view(*self.batch, *x.shape[2:])
 
     def predicts(self, device: torch.device) -> Tensor:
-        """[B, T]: whether the token is read, and so is its right neighbour, as the next of the same sequence."""
+        """[B, T]: whether a token and its right neighbour are both read, in the same sequence."""
         B, T = self.batch
         read = torch.ones(B * T, dtype=torch.bool, device=device)
         index = torch.arange(B * T, device=device)
@@ -66,10 +66,10 @@ def find_layout(
     cu_seqlens: Tensor | None,
     past: int,
 ) -> Layout | None:
-    """How to read a batch of [B, T] tokens after `past` others; None: all of them, every row a sequence by itself.
+    """How to read a batch of [B, T] tokens after `past` others. None: read all, each row as one sequence.
 
-    A token whose mask is 0 is as good as not there, wherever it stands. Position ids count where they return to 0 at
-    the beginning of a sequence: that is how transformers' collators tell packed sequences apart.
+    A token whose mask is 0 is not read, wherever it stands. Position ids matter only where they return to 0: that is
+    how transformers' collators mark the beginning of a packed sequence.
     """
     B, T = batch
     if cu_seqlens is not None:
@@ -93,7 +93,7 @@ def find_layout(
 
 
 def _packed(starts: Tensor, keep: Tensor | None) -> Layout | None:
-    """The layout if there is a sequence that begins within a row; starts, keep [B, T]."""
+    """The layout if a sequence begins within a row, else None; starts, keep [B, T]."""
     B, T = starts.shape
     read = torch.ones_like(starts) if keep is None else keep
     first = read & (read.cumsum(1) == 1)

@@ -1,7 +1,7 @@
-"""The models: pre-norm blocks of a mixer (`varla.layers`) and a SwiGLU feed-forward, on transformers' base classes.
+"""The models: the shared block (`varla.backbone.block`) with RMS norms and SwiGLU, on transformers' base classes.
 
-Everything about batches (padding, packed sequences) happens once, in `VarlaModel`; everything about mechanisms in the
-layers. `VarlaForCausalLM` adds the head, the loss and what `generate` needs.
+`VarlaModel` handles batches (padding, packed sequences) once for all layers. The layers know the mechanisms.
+`VarlaForCausalLM` adds the head, the loss and what `generate` needs.
 """
 
 import math
@@ -14,36 +14,45 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from varla.layers import LayerState
+from varla.backbone.block import Block, ScaledEmbedding, SwiGLU
+from varla.layers import LayerState, ModelState, build
 from varla.layers.norm import RMSNorm
-from varla.models.blocks import VarlaBlock, VarlaEmbedding
-from varla.models.cache import VarlaCache, check_cache, signature
-from varla.models.checks import check_embeds, check_ids, check_kept, check_labels, check_prompt
+from varla.models.cache import VarlaCache, signature, tokens_seen
+from varla.models.checks import (
+    IGNORED,
+    check_embeds,
+    check_ids,
+    check_kept,
+    check_labels,
+    check_prompt,
+    check_vocabulary,
+)
 from varla.models.configuration import VarlaConfig
 from varla.models.layout import Layout, find_layout
 
-IGNORED = -100  # the label of a token that is not predicted
 
+class VarlaBlock(GradientCheckpointingLayer, Block):  # type: ignore[misc]
+    """The shared block, with RMS norms and SwiGLU, and with gradient checkpointing."""
 
-def check_vocabulary(name: str, ids: Tensor, size: int, also: str = "") -> None:
-    """Raise a ValueError unless ids are from 0 to size - 1; IGNORED, too, is right where `also` says so.
+    FEED_FORWARD = ("mlp", "mlp_norm")
 
-    On the CPU alone: a GPU would have to stop for it. Not while compiling: the values are not known.
-    """
-    if ids.device.type != "cpu" or not ids.numel() or torch.compiler.is_compiling():
-        return
-    low, high = (int(each) for each in (ids.masked_fill(ids == IGNORED, 0) if also else ids).aminmax())
-    if low < 0 or high >= size:
-        raise ValueError(
-            f"{name} must be from 0 to {size - 1} (vocab_size = {size}){also}, got {low if low < 0 else high}; "
-            "was the text encoded by another tokenizer?"
+    def __init__(self, config: VarlaConfig, mechanism: str):
+        """One mixer and one feed-forward network."""
+        super().__init__(
+            build(mechanism, **config.layer_options(mechanism)),
+            SwiGLU(config.hidden_size, config.intermediate_size),
+            lambda: RMSNorm(config.hidden_size, config.rms_norm_eps),
         )
+        last: Any
+        for last in (self.mixer.out, self.mlp.down_proj):  # type: ignore[union-attr]
+            last.ends_branch = True  # see _init_weights
 
 
 class VarlaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
-    """What both models share: how weights begin, and how they are loaded."""
+    """What both models share: how weights are initialised and loaded."""
 
     config: VarlaConfig
     config_class = VarlaConfig
@@ -55,15 +64,18 @@ class VarlaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
     _is_stateful = True  # no assisted generation: states cannot be taken back
 
     def __init__(self, config: VarlaConfig):
-        """The configuration is looked at again: it may have been changed since it was made."""
+        """The configuration is checked again: it may have been changed since it was made."""
         if isinstance(config, VarlaConfig):
             config.check()
         super().__init__(config)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """N(0, initializer_range); what ends a branch of a block smaller, by as many as there are; convolutions as
-        PyTorch does, by their width: at 0.02 they would pass nothing on."""
+        """Weights are drawn from N(0, initializer_range).
+
+        Residual output projections are scaled by 1 / sqrt(2 * layers). Convolutions start as PyTorch's own: filters
+        drawn at 0.02 would let almost nothing through.
+        """
         if getattr(module, "ends_branch", False):
             init.normal_(
                 module.weight, 0.0, self.config.initializer_range / math.sqrt(2 * self.config.num_hidden_layers)
@@ -77,9 +89,9 @@ class VarlaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any) -> Any:
-        """As in transformers, but weights that cannot be read, do not fit, are missing or too many are an error.
+        """As in transformers, but unreadable, misshapen, missing and unexpected weights are errors.
 
-        Transformers logs a report of the last three, and goes on or raises an error that refers to it.
+        Transformers only logs a report of the last three, or raises an error that refers to that report.
         """
         wants_info = kwargs.pop("output_loading_info", False)
         reshape = kwargs.pop("ignore_mismatched_sizes", False)
@@ -89,7 +101,8 @@ class VarlaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
                 where, *model_args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
             )
         except (SafetensorError, UnpicklingError) as error:
-            what = f": {error}" if isinstance(error, SafetensorError) else ""  # the other advises to run what is in it
+            # The message of an UnpicklingError is dropped: it advises to run code from the file.
+            what = f": {error}" if isinstance(error, SafetensorError) else ""
             raise ValueError(f"{where}: its weights cannot be read (damaged, or cut short){what}") from error
         if info["mismatched_keys"] and not reshape:
             name, theirs, ours = min(info["mismatched_keys"])
@@ -120,7 +133,7 @@ class VarlaModel(VarlaPreTrainedModel):
         super().__init__(config)
         multiplier = config.embedding_multiplier
         multiplier = math.sqrt(config.hidden_size) if multiplier is None else multiplier
-        self.embed_tokens = VarlaEmbedding(config.vocab_size, config.hidden_size, multiplier)
+        self.embed_tokens = ScaledEmbedding(config.vocab_size, config.hidden_size, multiplier)
         self.layers = nn.ModuleList(VarlaBlock(config, name) for name in config.layer_mechanisms)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, wide=True)
         self.signature = signature(config)
@@ -147,12 +160,12 @@ class VarlaModel(VarlaPreTrainedModel):
             attention_mask: [B, T], or [B, past + T] with a cache: 0 for tokens that are padding. They are not read,
                 wherever they stand; their hidden states are 0.
             position_ids: [B, T] or [1, T]. Without a cache, a 0 within a row begins another sequence (packed training).
-                Apart from that they are not looked at: positions are counted from the tokens read.
-            past_key_values: what came before. It is updated, unless use_cache is False.
+                Otherwise they are ignored: positions are counted from the tokens read.
+            past_key_values: the state after earlier tokens. It is updated, unless use_cache is False.
             inputs_embeds: [B, T, hidden_size] in place of input_ids.
             use_cache: return a cache. None: config.use_cache, and False in training.
-            output_hidden_states: return those of the embedding and of every block, [B, T, hidden_size] each; the last
-                is after the final norm.
+            output_hidden_states: also return the outputs of the embedding and of every block, [B, T, hidden_size] each;
+                the last is after the final norm.
             output_attentions: False: there are no attention weights to return.
             cu_seqlens: [N + 1] offsets that pack N sequences into B = 1. The cache then has N rows.
         """
@@ -165,9 +178,7 @@ class VarlaModel(VarlaPreTrainedModel):
             )
         x = self._embed(input_ids, inputs_embeds)
         cache = past_key_values
-        if cache is not None:
-            check_cache(cache)
-        past = 0 if cache is None else cache.get_seq_length()
+        past = tokens_seen(cache)
         layout = find_layout(x.shape[:2], x.device, attention_mask, position_ids, cu_seqlens, past)
         if use_cache is None:
             use_cache = cache is not None or (self.config.use_cache and not self.training)
@@ -187,7 +198,7 @@ class VarlaModel(VarlaPreTrainedModel):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """(last hidden state, and with `keep` all of them) of embeddings x [B, T, hidden_size]."""
         B, T = x.shape[:2]
-        before: list[LayerState | None] = [None] * len(self.layers)
+        before = None
         if cache is not None:
             before = cache.read(self.signature, B if layout is None else layout.rows)
             self._check_checkpointing(before)
@@ -195,32 +206,32 @@ class VarlaModel(VarlaPreTrainedModel):
         cu_seqlens = None
         if layout is not None:
             x, cu_seqlens = layout.pack(x), layout.cu_seqlens
-        after: list[LayerState | None] = []
-        for block, state in zip(self.layers, before, strict=True):
-            if keep and after:
+        after: list[LayerState] = []
+        for i, block in enumerate(self.layers):
+            if keep and i > 0:
                 hidden.append(x if layout is None else layout.unpack(x))
-            x, state = block(x, state, cu_seqlens)
-            after.append(state if update else None)
+            x, state = block(x, None if before is None else before.layers[i], cu_seqlens)
+            if update:
+                after.append(state)
         x = self.norm(x)
         x = x if layout is None else layout.unpack(x)
         if cache is not None and update:
             cache.write(after, T if layout is None else layout.longest)
         return x, (*hidden, x)
 
-    def _check_checkpointing(self, states: list[LayerState | None]) -> None:
-        """Reentrant checkpointing sees the tensors that a block is given by themselves, not those within a state."""
+    def _check_checkpointing(self, state: ModelState | None) -> None:
+        """Refuse reentrant checkpointing with a state that needs gradients: it tracks tensor arguments only."""
         how = getattr(getattr(self, "_gradient_checkpointing_func", None), "keywords", {})
-        if not (self.gradient_checkpointing and self.training and how.get("use_reentrant")):
+        if state is None or not (self.gradient_checkpointing and self.training and how.get("use_reentrant")):
             return
-        tensors = [x for state in states if state is not None for x in state.memory.tensors().values()]
-        if any(x.requires_grad for x in tensors):
+        if any(x.requires_grad for x in state.tensors().values()):
             raise ValueError(
                 "reentrant gradient checkpointing would lose the gradients that flow through past_key_values: "
                 'use gradient_checkpointing_enable({"use_reentrant": False}), or detach() the cache'
             )
 
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-        """[B, T, hidden_size]. Token ids are looked at on the CPU; a GPU would have to stop for it, and asserts."""
+        """[B, T, hidden_size] of token ids or embeddings, whichever is given."""
         if input_ids is not None and inputs_embeds is None:
             check_ids(input_ids)
             check_vocabulary("input_ids", input_ids, self.embed_tokens.num_embeddings)
@@ -267,17 +278,15 @@ class VarlaForCausalLM(VarlaPreTrainedModel, GenerationMixin):  # type: ignore[m
         """Logits [B, T, vocab_size], and the loss if there are labels: CausalLMOutputWithPast, or a tuple.
 
         Args beyond those of `VarlaModel.forward`:
-            labels: [B, T], the tokens themselves: that a position predicts the next one is seen to here. -100 is not
-                predicted, nor is padding or the first token of a packed sequence.
-            logits_to_keep: logits of the last so many positions alone (0: all), or of these positions.
-            num_items_in_batch: divide the summed loss by it; None: the mean over what is predicted.
+            labels: [B, T], the tokens themselves: they are shifted here. Not predicted are labels of -100, padding and
+                the first token of a packed sequence.
+            logits_to_keep: compute logits of this many last positions only (0: all), or of these positions.
+            num_items_in_batch: divide the summed loss by it; None: the mean over all predicted tokens.
         """
         if labels is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
             raise ValueError("the loss needs all logits: give labels or logits_to_keep, not both")
         check_kept(logits_to_keep)
-        if past_key_values is not None:
-            check_cache(past_key_values)
-        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        past = tokens_seen(past_key_values)  # now, because the call below adds to it
         found = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -306,7 +315,7 @@ class VarlaForCausalLM(VarlaPreTrainedModel, GenerationMixin):  # type: ignore[m
         return output.to_tuple() if return_dict is False else output
 
     def _loss(self, logits: Tensor, labels: Tensor, layout: Layout | None, count: Tensor | int | None) -> Tensor:
-        """Cross entropy of logits [B, T, V] with the labels [B, T] one further on."""
+        """Cross entropy of logits [B, T, V] with labels [B, T], shifted by one."""
         check_labels(labels, *logits.shape[:2])
         wanted = pad(labels[:, 1:].long(), (0, 1), value=IGNORED)  # a small type may not hold it
         if layout is not None:
@@ -321,7 +330,7 @@ class VarlaForCausalLM(VarlaPreTrainedModel, GenerationMixin):  # type: ignore[m
         )
 
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, but a prompt that cannot be gone on from is an error that says why."""
+        """As in transformers, but a prompt that cannot be continued is an error that says why."""
         prompt = kwargs.get("input_ids") if inputs is None else inputs
         embeds, mask = kwargs.get("inputs_embeds"), kwargs.get("attention_mask")
         if embeds is not None:
@@ -343,9 +352,9 @@ class VarlaForCausalLM(VarlaPreTrainedModel, GenerationMixin):  # type: ignore[m
         inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """As in transformers; after the prompt there is no padding, and a mask would only have to be looked at."""
+        """As in transformers, but without a mask after the prompt: nothing is padded then, and a mask costs time."""
         cache = kwargs.get("past_key_values")
-        seen = 0 if cache is None else cache.get_seq_length()
+        seen = tokens_seen(cache)
         if seen and next_sequence_length is not None and next_sequence_length < 1:
             raise ValueError(
                 f"past_key_values has seen {seen} tokens a row: input_ids must hold these and at least one more, got "
@@ -359,7 +368,7 @@ class VarlaForCausalLM(VarlaPreTrainedModel, GenerationMixin):  # type: ignore[m
         return inputs
 
     def _prepare_generated_length(self, generation_config: Any, has_default_max_length: bool, **given: Any) -> Any:
-        """As in transformers, which would stop at max_position_embeddings where no length is asked for."""
+        """As in transformers, but without a given length it does not stop at max_position_embeddings."""
         usual = generation_config.max_length
         found = super()._prepare_generated_length(
             generation_config=generation_config, has_default_max_length=has_default_max_length, **given
@@ -371,14 +380,13 @@ class VarlaForCausalLM(VarlaPreTrainedModel, GenerationMixin):  # type: ignore[m
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        """A VarlaCache where transformers would make one of its own, which hold keys and values."""
+        """Make a VarlaCache where transformers would make one of its own kinds."""
         kind = generation_config.cache_implementation
         if kind not in (None, "dynamic"):
             raise ValueError(f"cache_implementation must be None: a Varla model has its own cache, got {kind!r}")
         cache = model_kwargs.get("past_key_values")
-        if cache is not None:
-            check_cache(cache)
-        elif generation_config.use_cache is not False:
+        tokens_seen(cache)  # refuses caches of other kinds
+        if cache is None and generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = VarlaCache(self.config)
             return
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)

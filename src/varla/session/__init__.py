@@ -1,4 +1,4 @@
-"""A stream of tokens through a model: fed for ever, continued, forked, saved and gone on from."""
+"""A stream of tokens through a model: read without end, continued, forked, saved and loaded."""
 
 from varla.session.session import Session
 

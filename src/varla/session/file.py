@@ -1,9 +1,9 @@
-"""A session as one safetensors file: its tensors, and in the header JSON about the model that it belongs to.
+"""A session as one safetensors file: its tensors, and a header with JSON about its model.
 
     logits [V]      position [1]      text [32]      layers.I.conv, layers.I.NAME for every tensor of a layer's state
 
-Numbers that grow are tensors, too, so that the header's length stays the same. `text` is what waits for the rest of a
-character: how many of the tokens were given out, then the tokens, then -1. Reading a file runs no code from it.
+Numbers that grow are tensors, so that the header's length is constant. `text` holds the decoder's tokens, some of which
+wait for the rest of a character: how many were decoded already, the tokens, then -1. Reading runs no code of it.
 """
 
 import hashlib
@@ -12,13 +12,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import safetensors
 import torch
 from torch import Tensor
 
-from varla.layers import LayerState
+from varla.layers import LayerState, ModelState
 from varla.ops.state import write_safetensors
 from varla.session.text import Decoder
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 FORMAT = "varla session"
 VERSION = "1"
-_TEXT = 32  # places for the decoder's tokens: more than it ever holds
-_SAMPLE = 1024  # numbers of each weight that tell models apart
-# Settings that a state does not depend on.
+_TEXT = 32  # numbers in `text`: more than the decoder ever holds
+_SAMPLE = 1024  # about how many numbers of each weight are hashed
+# Settings that do not affect a state.
 _FREE = {
     "initializer_range", "max_position_embeddings", "use_cache", "bos_token_id", "eos_token_id", "pad_token_id",
 }  # fmt: skip
@@ -37,7 +37,7 @@ _FREE = {
 
 @dataclass(frozen=True)
 class Content:
-    """What a file holds; logits and decoder are None where there are none yet."""
+    """The content of a file; logits and decoder are None where there are none yet."""
 
     cache: "VarlaCache"
     logits: Tensor | None
@@ -45,14 +45,14 @@ class Content:
 
 
 def save(path: str | os.PathLike[str], model: "VarlaForCausalLM", content: Content) -> None:
-    """Write the file; it appears whole or not at all."""
+    """Write the file, whole or not at all."""
     check_target(path)
     tensors = {"position": torch.tensor([content.cache.tokens]), "text": _pack(content.decoder)}
     if content.logits is not None:
         tensors["logits"] = content.logits
-    for i, state in enumerate(content.cache.states):
-        if state is not None:
-            tensors |= {f"layers.{i}.{name}": x for name, x in _named(state).items()}
+    if content.cache.state is not None:
+        tensors |= content.cache.state.tensors()
+        del tensors["t"]  # every layer has its own
     tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
     metadata = {
         "format": FORMAT,
@@ -65,7 +65,7 @@ def save(path: str | os.PathLike[str], model: "VarlaForCausalLM", content: Conte
 
 
 def check_target(path: str | os.PathLike[str]) -> None:
-    """Raise unless a session may be written there: to a folder that exists, and over nothing but a session."""
+    """Raise unless a session may be written there: the folder exists, and any file there is a saved session."""
     target = Path(path)
     if not target.parent.is_dir():
         raise ValueError(f"{target} cannot be written: {target.parent} is not a folder")
@@ -108,7 +108,7 @@ def load(path: str | os.PathLike[str], model: "VarlaForCausalLM", tokenizer: Any
 
 
 def settings(model: "VarlaForCausalLM") -> dict[str, Any]:
-    """What of the configuration a state depends on, as JSON gives it back."""
+    """The settings that affect a state, as JSON reads them back."""
     from varla.models import VarlaConfig
 
     config = model.config
@@ -119,7 +119,7 @@ def settings(model: "VarlaForCausalLM") -> dict[str, Any]:
 
 @torch.no_grad()
 def weights(model: "VarlaForCausalLM") -> str:
-    """Tells weights apart: a hash of every parameter's name, type, shape, and of numbers from all over it."""
+    """A hash of every parameter's name, type, shape and a sample of its numbers."""
     found = hashlib.blake2b(digest_size=16)
     for name, x in model.state_dict().items():
         flat = x.detach().flatten()
@@ -152,7 +152,7 @@ def _open(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, Tenso
 def _content(
     path: str | os.PathLike[str], model: "VarlaForCausalLM", tokenizer: Any, tensors: dict[str, Tensor]
 ) -> Content:
-    """The tensors as states of this model's layers, if they are such."""
+    """The tensors as a state of this model; an error if they do not fit."""
     from varla.models import VarlaCache
 
     cache = VarlaCache(model.config)
@@ -163,11 +163,11 @@ def _content(
     if tokens:
         like, logits_like = _template(model)
         logits = _take(path, tensors, "logits", list(logits_like.shape), logits_like.dtype).to(model.device)
-        states: list[LayerState | None] = []
+        states = []
         for i, state in enumerate(like):
             found = {
                 name: _take(path, tensors, f"layers.{i}.{name}", _shape(state, name, x, tokens), x.dtype)
-                for name, x in _named(state).items()
+                for name, x in state.tensors().items()
             }
             if found["t"].tolist() != [tokens]:
                 raise ValueError(f"{path} is damaged: layer {i} has seen {found['t'].tolist()} tokens, not {tokens}")
@@ -181,22 +181,18 @@ def _content(
 
 
 def _template(model: "VarlaForCausalLM") -> tuple[list[LayerState], Tensor]:
-    """(states, logits [V]) of one token, for their kinds, shapes and types."""
+    """(states, logits [V]) after one token, as examples of their classes, shapes and types."""
     from varla.models import VarlaCache
 
     cache = VarlaCache(model.config)
     with torch.no_grad():
         out = model(torch.zeros(1, 1, dtype=torch.int64, device=model.device), past_key_values=cache, use_cache=True)
-    return [state for state in cache.states if state is not None], out.logits[0, -1]
-
-
-def _named(state: LayerState) -> dict[str, Tensor]:
-    """A layer's tensors by name; the convolution's first, if there is one."""
-    return {**({} if state.conv is None else {"conv": state.conv}), **state.memory.tensors()}
+    state = cast("ModelState", cache.state)
+    return state.layers, out.logits[0, -1]
 
 
 def _shape(state: LayerState, name: str, like: Tensor, tokens: int) -> list[int]:
-    """The shape after so many tokens: dimension L of a layout is theirs."""
+    """The shape after this many tokens: dimension L of a layout is their number."""
     letters = state.memory.LAYOUT.get(name, "").split()
     return [tokens if i < len(letters) and letters[i] == "L" else size for i, size in enumerate(like.shape)]
 

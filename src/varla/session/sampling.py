@@ -10,9 +10,10 @@ from varla.arguments import check_count, check_number
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen. temperature 0: the likeliest. top_k, top_p: among the likeliest only.
+    """How the next token is chosen. temperature 0: always the most likely one.
 
-    `top_k` tokens, then the fewest of those whose probabilities sum up to `top_p` of theirs. None: among all.
+    `top_k` keeps this many of the most likely tokens; then `top_p` keeps the fewest of them whose probabilities sum to
+    it. None: keeps all.
     """
 
     temperature: float = 1.0
@@ -29,7 +30,7 @@ class Sampling:
                 raise ValueError(f"top_p must be at most 1, got {self.top_p!r}")
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """[V] float64 on the CPU, of logits [V]: a token drawn with a seed is then the same on every device."""
+        """[V] float64 on the CPU, of logits [V]. On the CPU, so that a seed draws the same token on every device."""
         logits = logits.detach().cpu().double()
         if not bool(logits.isfinite().all()):
             raise ValueError("the model's logits are not finite: its weights or its state hold NaN or infinity")
@@ -48,7 +49,7 @@ class Sampling:
         return p
 
     def draw(self, logits: Tensor, generator: torch.Generator | None) -> int:
-        """A token, of logits [V]. Without a generator, PyTorch's own."""
+        """A token, drawn by logits [V]. Without a generator, PyTorch's own is used."""
         p = self.probabilities(logits)
         if self.temperature == 0:
             return int(p.argmax())

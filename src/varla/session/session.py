@@ -1,4 +1,4 @@
-"""One sequence through one model, for as long as one likes."""
+"""One sequence through one model, of any length."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -16,13 +16,13 @@ from varla.session.text import Decoder, encode
 if TYPE_CHECKING:
     from varla.models import VarlaForCausalLM
 
-PIECE = 2048  # tokens that are read in one call of the model, at the most
+PIECE = 2048  # most tokens in one call of the model
 Tokens = Tensor | Iterable[int]
 Stop = int | str | Iterable[int | str] | None
 
 
 class Session:
-    """What a model has read, and what it makes of it: one sequence, of any length.
+    """The state of a model that reads and writes one sequence of any length.
 
         session = varla.Session(model, tokenizer)
         session.feed("Once upon a time")
@@ -30,13 +30,13 @@ class Session:
         session.save("story.safetensors")
         session = varla.Session.load("story.safetensors", model, tokenizer)
 
-    The state has one size for ever, whatever was read, but for the softmax layers of a model: their cache grows by
-    every token, in memory and in the file. Reading in other pieces gives the same numbers up to rounding; a session
-    that was loaded or forked goes on bit for bit as the first would.
+    The size of the state is constant, except for softmax layers: their cache grows with every token, in memory and in
+    the file. How the input is cut into calls changes results by rounding only. A loaded or forked session continues
+    bit for bit as the first would.
     """
 
     def __init__(self, model: "VarlaForCausalLM", tokenizer: Any = None):
-        """An empty session. The tokenizer, transformers', is needed for text alone."""
+        """An empty session. Only text needs the tokenizer, one of transformers'."""
         _check_model(model)
         _check_tokenizer(tokenizer, model.get_input_embeddings().num_embeddings)
         self.model, self.tokenizer = model, tokenizer
@@ -54,15 +54,14 @@ class Session:
     # Reading.
 
     def feed(self, tokens: Tokens | str) -> "Session":
-        """Read tokens or text after all that was read before; returns the session.
+        """Read more tokens or text; returns the session.
 
-        Tokens are integers [T], or [1, T], as a tensor, an array, a list or anything that can be iterated, also without
-        an end in sight: they are read PIECE at a time. A tensor, array or list that holds anything wrong is not read at
-        all; an iterator is read up to the piece with the first wrong token.
+        Tokens are integers [T] or [1, T], as a tensor, an array, a list or any iterable, even an endless one. They are
+        read PIECE at a time. A tensor, array or list with a wrong token is not read at all; an iterator is read up to
+        the piece with the first wrong token.
 
-        Text is encoded by itself at every call, without special tokens: what two calls are given does not grow
-        together to one token, and feeding "ab" may differ from feeding "a", then "b". Long text is encoded in pieces,
-        cut at ends of lines where there are any.
+        Each call encodes its text separately, without special tokens: no token spans two calls, and feeding "ab" may
+        differ from feeding "a", then "b". Long text is encoded in pieces, cut at line ends where there are any.
         """
         if isinstance(tokens, str):
             self.feed_text([tokens])
@@ -74,7 +73,7 @@ class Session:
         return self
 
     def feed_text(self, texts: Iterable[str]) -> "Session":
-        """Read the strings as one text, as long as they come: that of a file which is too large for one string."""
+        """Read the strings as one text, for example the lines of a file that is too large for one string."""
         tokenizer = self._need_tokenizer("text can be fed")
         if not isinstance(texts, Iterable):
             raise TypeError(f"texts must be strings, one after the other, got {type(texts).__name__}")
@@ -84,7 +83,7 @@ class Session:
 
     @torch.no_grad()
     def _read(self, ids: Tensor) -> None:
-        """Ids [T], a piece at a time. A piece is read whole or, if something goes wrong, not at all."""
+        """Read ids [T], a piece at a time. If the model fails, the piece is not read at all."""
         for begin in range(0, ids.shape[0], PIECE):
             piece = ids[begin : begin + PIECE]
             cache = self._cache.detach()  # the same tensors: nothing is updated in place
@@ -92,7 +91,7 @@ class Session:
             self._cache, self._logits, self._decoder = cache, out.logits[0, -1].clone(), None
 
     def _check(self, ids: Tensor) -> Tensor:
-        """The same ids [T], if the model has an embedding for each."""
+        """The same ids [T]; an error unless the model has an embedding for each."""
         known = self.model.get_input_embeddings().num_embeddings
         if ids.numel():
             low, high = (int(each) for each in ids.aminmax())
@@ -103,7 +102,7 @@ class Session:
                 )
         return ids
 
-    # What came of it.
+    # Results.
 
     @property
     def position(self) -> int:
@@ -112,12 +111,12 @@ class Session:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the state: of all layers, and the logits."""
+        """Bytes of all layers' states and the logits."""
         return int(self._cache.nbytes) + (0 if self._logits is None else self._logits.nbytes)
 
     @property
     def logits(self) -> Tensor:
-        """Of the next token, [vocab_size], on the model's device."""
+        """Logits of the next token, [vocab_size], on the model's device."""
         if self._logits is None:
             raise ValueError("nothing was fed yet: a next token follows from at least one before it")
         return self._logits.clone()
@@ -125,7 +124,7 @@ class Session:
     def probabilities(
         self, *, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
     ) -> Tensor:
-        """Of the next token, [vocab_size] float64 on the CPU: what `generate` draws from."""
+        """Probabilities of the next token, [vocab_size] float64 on the CPU: `generate` draws from them."""
         return Sampling(temperature, top_k, top_p).probabilities(self.logits)
 
     # Writing.
@@ -140,15 +139,15 @@ class Session:
         seed: int | None = None,
         stop: Stop = None,
     ) -> Iterator[int]:
-        """Tokens, one by one. Those that came out were read, and no others: stop asking at any time, and go on.
+        """An iterator of new tokens. The session has read exactly the tokens that came out: leave the loop at any time.
 
         Args:
-            max_new_tokens: how many at the most. None: until it stops.
-            temperature: 0 for the likeliest token every time.
-            top_k: draw from so many of the likeliest alone.
-            top_p: draw from the fewest of the likeliest with this much probability together.
+            max_new_tokens: the most tokens. None: until it stops.
+            temperature: 0 for the most likely token every time.
+            top_k: draw only from this many of the most likely tokens.
+            top_p: draw only from the fewest most likely tokens whose probabilities sum to this.
             seed: of the draws. None: PyTorch's own generator.
-            stop: a token or several that end it; each is the last that comes out. None: the model's end-of-text token,
+            stop: a token or several that end the iterator, which yields them last. None: the model's end-of-text token,
                 if it has one; () for none.
         """
         tokens, strings = self._stops(stop)
@@ -166,10 +165,10 @@ class Session:
         seed: int | None = None,
         stop: Stop = None,
     ) -> Iterator[str]:
-        """The same as text, in pieces of whole characters. `stop` may be text, too, or be text among tokens.
+        """The same as text, in pieces of whole characters. `stop` may hold text as well as tokens.
 
-        It stops after the piece that completes such a text. Special tokens have none. A character that is not whole at
-        the end comes out of the next call, unless something is fed before.
+        It stops after the piece that completes a stop text. Special tokens have no text. A character that is incomplete
+        at the end comes out of the next call, unless something is fed before.
         """
         tokenizer = self._need_tokenizer("there is text")
         tokens, strings = self._stops(stop)
@@ -179,11 +178,11 @@ class Session:
     def _choice(
         self, count: int | None, temperature: float, top_k: int | None, top_p: float | None, seed: int | None
     ) -> tuple[int | None, Sampling, torch.Generator | None]:
-        """The checked arguments, when they are given and not at the first token."""
+        """Check the arguments now: an iterator would do so at its first token."""
         check_count("max_new_tokens", count, least=0, none_means="until it stops")
         check_count("seed", seed, least=0, none_means="PyTorch's own generator")
         sampling = Sampling(temperature, top_k, top_p)
-        _ = self.logits  # there must be some
+        _ = self.logits  # raises if nothing was fed
         return count, sampling, None if seed is None else torch.Generator().manual_seed(seed)
 
     def _generate(
@@ -204,7 +203,7 @@ class Session:
         decoder = Decoder(tokenizer) if self._decoder is None else self._decoder
         for token in tokens:
             text = decoder.add(token)
-            self._decoder = decoder  # reading the token dropped it
+            self._decoder = decoder  # _read has dropped it
             if not text:
                 continue
             yield text
@@ -240,10 +239,10 @@ class Session:
             raise ValueError(f"{what} only with a tokenizer: Session(model, tokenizer)")
         return self.tokenizer
 
-    # Keeping.
+    # Copies and files.
 
     def fork(self) -> "Session":
-        """A session with the same past that goes on by itself. It shares the model, and no other memory."""
+        """An independent session with the same past. It shares the model and no other memory."""
         copy = Session(self.model, self.tokenizer)
         copy._cache = self._cache.clone()
         copy._logits = None if self._logits is None else self._logits.clone()
@@ -251,15 +250,15 @@ class Session:
         return copy
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything to one safetensors file, whole or not at all. A session there is replaced, nothing else.
+        """Write everything to one safetensors file, whole or not at all. It replaces only saved sessions.
 
-        Its size does not depend on what was read, but for softmax layers.
+        The file's size does not depend on the number of tokens, except with softmax layers.
         """
         file.save(path, self.model, file.Content(self._cache, self._logits, self._decoder))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: "VarlaForCausalLM", tokenizer: Any = None) -> "Session":
-        """Read what `save` wrote, for the model that it was saved from: same settings, same weights, any device.
+        """Read a file of `save`, for a model with the same settings and weights, on any device.
 
         Anything else is a ValueError that says what is wrong.
         """
@@ -269,7 +268,7 @@ class Session:
         return session
 
     def __repr__(self) -> str:
-        """In short."""
+        """Sizes, without the tensors."""
         return f"Session({self.position} tokens read, {self.nbytes} bytes)"
 
 
@@ -294,7 +293,7 @@ def _check_tokenizer(tokenizer: Any, known: int) -> None:
 
 
 def _tensor(tokens: Any) -> Tensor:
-    """Tokens as [T] int64 on the CPU; an error for what are no token ids."""
+    """Tokens as [T] int64 on the CPU; an error for anything else."""
     if not isinstance(tokens, Tensor):
         if isinstance(tokens, (bytes, dict)) or not hasattr(tokens, "__iter__"):
             raise TypeError(f"tokens must be text or integers [T], got {type(tokens).__name__}")

@@ -1,17 +1,17 @@
-"""Text in and out a piece at a time: files of any length to strings, strings to tokens, tokens to strings."""
+"""Text in pieces: from files to strings, from strings to tokens, from tokens to strings."""
 
 import codecs
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
-CHARACTERS = 1 << 16  # that are tokenised at a time
-_WAIT = 8  # tokens without a whole character, at the most, that are waited for
-_PARTS = 3  # tokens that one character may still lack its last part of: UTF-8 has four bytes
-_CUT = "\N{REPLACEMENT CHARACTER}"  # what tokenizers decode part of a character to
+CHARACTERS = 1 << 16  # most characters that are tokenised at a time
+_WAIT = 8  # most tokens to hold back while a character is incomplete
+_PARTS = 3  # most tokens of an incomplete character: UTF-8 has up to four bytes
+_CUT = "\N{REPLACEMENT CHARACTER}"  # tokenizers decode an incomplete character to this
 
 
 def read_utf8(file: BinaryIO, name: str) -> Iterator[str]:
-    """The text of a binary file, a piece at a time. What is not UTF-8 is a ValueError that says where."""
+    """The text of a binary file, a piece at a time. Bytes that are not UTF-8 are a ValueError that says where."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     done = 0  # bytes before the chunk
     while True:
@@ -32,9 +32,9 @@ def read_utf8(file: BinaryIO, name: str) -> Iterator[str]:
 
 
 def pieces(texts: Iterable[str], size: int) -> Iterator[str]:
-    """The same text in pieces of at most `size` characters, which end at a line's end where they can.
+    """The same text in pieces of at most `size` characters, cut at line ends where possible.
 
-    They do not depend on where `texts` are cut.
+    The pieces do not depend on where `texts` are cut.
     """
     held = ""
     for text in texts:
@@ -56,20 +56,20 @@ def encode(texts: Iterable[str], tokenizer: Any) -> Iterator[list[int]]:
     for text in pieces(texts, CHARACTERS):
         try:
             text.encode()
-        except UnicodeEncodeError as error:  # Python's stand-in for a byte that was no UTF-8, as on the command line
+        except UnicodeEncodeError as error:  # Python's surrogate for a byte that is not UTF-8
             raise ValueError(f"the text is not Unicode: it holds {text[error.start]!r}, half of a character") from error
         yield tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
 
 
 class Decoder:
-    """Tokens to text as they come. A character that is split over tokens comes out when it is whole.
+    """Tokens to text, one at a time. A character that is split over tokens comes out when it is complete.
 
-    `ids` are tokens whose text was given out, the first `known` of them, and tokens that wait for the rest of a
-    character. The former are kept because some tokenizers decode a token by what stands before it.
+    The first `known` of `ids` were decoded already; the others wait for the rest of a character. The former are kept
+    because some tokenizers decode a token differently after others.
     """
 
     def __init__(self, tokenizer: Any, ids: Iterable[int] = (), known: int = 0):
-        """Nothing decoded yet, or going on with what another decoder held."""
+        """A new decoder, or one that continues with another's `ids` and `known`."""
         self.tokenizer = tokenizer
         self.ids, self.known = list(ids), known
 
@@ -79,17 +79,17 @@ class Decoder:
         text = self._new(len(self.ids))
         if text and not text.endswith(_CUT):
             return self._give(text, len(self.ids))
-        if len(self.ids) - self.known > _WAIT:  # no character is that long: these bytes are none
+        if len(self.ids) - self.known > _WAIT:  # no character is that long: the bytes are invalid
             end = len(self.ids) - _PARTS
             return self._give(self._new(end), end)
         return ""
 
     def flush(self) -> str:
-        """What is left, though it is not a whole character."""
+        """The text of the remaining tokens, even if it ends in an incomplete character."""
         return self._give(self._new(len(self.ids)), len(self.ids))
 
     def clone(self) -> "Decoder":
-        """A decoder that goes on by itself."""
+        """An independent copy."""
         return Decoder(self.tokenizer, self.ids, self.known)
 
     def _new(self, end: int) -> str:

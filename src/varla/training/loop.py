@@ -12,8 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from varla import tasks
 from varla.backbone import Backbone, backbone_config
-from varla.backbone.presets import SETTINGS
-from varla.arguments import refuse_unknown
+from varla.layers.options import SHORT_NAMES, renamed
 from varla.runs import environment
 from varla.runs.outcomes import DIVERGED, FAILED, FINISHED, INTERRUPTED, RUNNING, Diverged, Interrupted, Stop
 from varla.tasks import IGNORE
@@ -37,9 +36,7 @@ def build_model(config: RunConfig) -> Backbone:
     """The run's model, initialised from its seed, with the vocabulary and the positions that the task needs."""
     task = build_task(config)
     longest = max(each.seq_len for each in (task, *task.evaluations().values()))
-    for name in config.model:
-        refuse_unknown("model setting", name, SETTINGS)
-    sizes = {"vocab_size": task.vocab_size, "max_len": longest, **config.model}
+    sizes = {"vocab_size": task.vocab_size, "max_len": longest, **renamed(config.model, SHORT_NAMES)}
     return Backbone(backbone_config(config.preset, config.mechanism, layer=config.layer, **sizes), seed=config.seed)
 
 
