@@ -1,5 +1,3 @@
-"""`python -m varla.cli`."""
+"""`python -m varla.cli`: the same as `python -m varla`."""
 
-from varla.cli import app
-
-app()
+import varla.__main__  # noqa: F401  (importing it runs the command)

@@ -19,7 +19,7 @@ _FILE_VERSION = "1"
 StateT = TypeVar("StateT", bound="State")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class State:
     """Base of the states. Subclasses list their tensors in `LAYOUT`, by field name, with their dimensions."""
 
@@ -34,6 +34,13 @@ class State:
             lambda values, _: cls.of(values),
             serialized_type_name=f"varla.{cls.__name__}",
         )
+
+    def __repr__(self) -> str:
+        """Names, shapes and types of the tensors, not their numbers: a state holds thousands of them."""
+        tensors = self.tensors()
+        fields = ", ".join(f"{name} {dtype_of(x)} {list(x.shape)}" for name, x in tensors.items())
+        devices = ", ".join(sorted({str(x.device) for x in tensors.values()}))
+        return f"{type(self).__name__}({fields}; {devices}, {self.nbytes:,} bytes)"
 
     @classmethod
     def of(cls: type[StateT], values: Iterable[Tensor]) -> StateT:
@@ -103,7 +110,7 @@ class State:
         return cls.of(tensors[name] for name in cls.LAYOUT)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class VLAState(State):
     """Memory of `varla.vla`.
 
@@ -120,7 +127,7 @@ class VLAState(State):
     t: Tensor
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class LinearAttentionState(State):
     """Memory of `varla.linear_attention`: S [B, H, Dv, D], z [B, H, D] and t [B], as in VLAState."""
 
@@ -131,7 +138,7 @@ class LinearAttentionState(State):
     t: Tensor
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class DeltaRuleState(State):
     """Memory of `varla.delta_rule`: S [B, H, Dv, D] and t [B], as in VLAState."""
 

@@ -1,0 +1,5 @@
+"""`python -m varla`: the command `varla`."""
+
+from varla.cli import app
+
+app()
