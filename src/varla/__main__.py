@@ -1,5 +1,3 @@
 """`python -m varla`: the command `varla`."""
 
-from varla.cli import app
-
-app()
+import varla.cli.__main__  # noqa: F401  (importing it runs the command)

@@ -1,3 +1,5 @@
-"""`python -m varla.cli`: the same as `python -m varla`."""
+"""`python -m varla.cli`, and `python -m varla`, which imports this module."""
 
-import varla.__main__  # noqa: F401  (importing it runs the command)
+from varla.cli import app
+
+app()

@@ -28,6 +28,7 @@ class State:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Make every state a pytree node, so that torch's own tree functions see the tensors inside."""
         super().__init_subclass__(**kwargs)
+        cls.__repr__ = State.__repr__  # type: ignore[method-assign]  # `dataclass` would print all numbers
         pytree.register_pytree_node(
             cls,
             lambda state: (list(state.tensors().values()), None),
@@ -110,7 +111,7 @@ class State:
         return cls.of(tensors[name] for name in cls.LAYOUT)
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class VLAState(State):
     """Memory of `varla.vla`.
 
@@ -127,7 +128,7 @@ class VLAState(State):
     t: Tensor
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class LinearAttentionState(State):
     """Memory of `varla.linear_attention`: S [B, H, Dv, D], z [B, H, D] and t [B], as in VLAState."""
 
@@ -138,7 +139,7 @@ class LinearAttentionState(State):
     t: Tensor
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class DeltaRuleState(State):
     """Memory of `varla.delta_rule`: S [B, H, Dv, D] and t [B], as in VLAState."""
 
