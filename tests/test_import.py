@@ -66,7 +66,7 @@ def test_public_names_are_the_documented_ones():
 
 
 def test_a_script_beside_the_clone_finds_the_package_not_the_clone(tmp_path):
-    """Python takes a folder `varla` in the working directory for a package without files, unless it finds a real one."""
+    """Python takes a folder `varla` beside the script for an empty package, unless it finds a real one."""
     (tmp_path / "varla").symlink_to(SOURCE.parent)
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
     command = [sys.executable, "-c", "import varla; print(varla.vla.__module__)"]
