@@ -2,11 +2,16 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready
-# The oldest transformers that is supported, beside the newest, which is in the virtual environment: tests/models are run
-# with both. It needs an older huggingface_hub, and that needs httpx.
+# Files that mark what the virtual environment holds: pip and PyTorch, what the demo needs, what the tests need.
+TORCH := $(VENV)/.torch
+LAB := $(VENV)/.lab
+TEST := $(VENV)/.test
+# The virtual environment has the newest supported transformers. This folder has the oldest: tests/models run with both. The
+# oldest needs an older huggingface_hub, and that needs httpx.
 OLDEST := $(VENV)/transformers-5.17
 OLDEST_PINS := transformers==5.17.0 huggingface_hub==1.33.0 httpx==0.28.1 httpcore==1.0.9 certifi==2026.10.18
+# --no-compile: Python compiles the few modules that are used when they are first imported.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
 .PHONY: help demo test lint types pytest browser reproduce bench bench-gpu clean
 
@@ -18,46 +23,63 @@ help:
 	@echo "make bench-gpu  the GPU kernels beside their peers (PEERS=folder); writes benchmarks/results/gpu.json"
 	@echo "make clean   remove the virtual environment and all caches"
 
-# torch first and by its exact version: nothing after it may choose another build.
-$(READY): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
-	touch $@
+# A new pip first: the one that comes with Python 3.11 takes twice as long. Then torch, by its exact version: nothing
+# installed later may choose another build.
+$(TORCH): constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) pip
+	@echo "installing PyTorch: 0.2 GB to download, 0.9 GB on disk, half a minute"
+	@$(PIP) setuptools "$$(grep '^torch==' constraints.txt)"
+	@touch $@
 
-demo: $(READY)
-	$(BIN)/varla demo --out runs/demo
+$(LAB): $(TORCH) pyproject.toml constraints.txt
+	@echo "installing varla and what its lab needs: 0.1 GB to download, 0.3 GB on disk, half a minute"
+	@$(PIP) --no-build-isolation -e ".[lab]"
+	@touch $@
 
-test: lint types pytest
+$(TEST): $(LAB)
+	@echo "installing what the tests need: 0.5 GB to download, 1.8 GB on disk, about a minute"
+	@$(PIP) --no-build-isolation -e ".[test]"
+	@touch $@
 
-lint: $(READY)
+$(OLDEST)/.ready: $(TORCH) Makefile
+	@echo "installing transformers 5.17, the oldest supported"
+	@rm -rf $(OLDEST)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --target $(OLDEST) $(OLDEST_PINS)
+	@touch $@
+
+# The report's page is tested in Chromium. As root on Debian, make installs it; elsewhere those tests are skipped.
+browser:
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+		&& echo "installing Chromium: 0.1 GB to download, about a minute" \
+		&& { apt-get update -qq; apt-get install -y -qq --no-install-recommends chromium; } >/dev/null; } \
+		|| echo "chromium is not installed: tests of the report in a browser will be skipped"
+
+demo: $(LAB)
+	@$(BIN)/varla demo --out runs/demo
+
+# What can run side by side does: ruff and mypy while the last tools are still being installed.
+test:
+	@$(MAKE) --no-print-directory -j3 lint types $(OLDEST)/.ready browser
+	@$(MAKE) --no-print-directory pytest
+
+lint: $(TEST)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(READY)
+types: $(TEST)
 	$(BIN)/mypy
 
-pytest: $(READY) $(OLDEST)/.ready browser
+pytest: $(TEST) $(OLDEST)/.ready browser
 	VARLA_TRANSFORMERS=5.22 $(BIN)/pytest -n 2
 	VARLA_TRANSFORMERS=5.17 PYTHONPATH=$(abspath $(OLDEST)) $(BIN)/pytest -n 2 tests/models tests/session/test_session.py tests/lm/test_training.py
 
-$(OLDEST)/.ready: $(READY) Makefile
-	rm -rf $(OLDEST)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(OLDEST) $(OLDEST_PINS)
-	touch $@
-
-# The report's page is tested in Chromium. Debian's is installed where it is missing and may be; elsewhere those tests skip.
-browser:
-	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
-		&& { apt-get update -qq; apt-get install -y -qq --no-install-recommends chromium; }; } \
-		|| echo "chromium is not installed: tests of the report in a browser will be skipped"
-
 # Into a folder of its own: all runs are recorded in reports/ already, and a recorded run is not made again.
-reproduce: $(READY)
+reproduce: $(LAB)
 	$(BIN)/python -m reproduction run --reports runs/quick
 	$(BIN)/python -m reproduction report --reports runs/quick
 
-bench: $(READY)
+bench: $(TEST)
 	$(BIN)/python -m benchmarks.cpu
 
 # With the machine's own Python: the virtual environment here has PyTorch's CPU build.
@@ -65,5 +87,5 @@ bench-gpu:
 	PYTHONPATH=src $(PYTHON) -m benchmarks.gpu $(if $(PEERS),--peers $(PEERS))
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

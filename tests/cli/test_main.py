@@ -58,6 +58,15 @@ def test_as_a_process_help_loads_nothing_heavy():
     }
 
 
+@pytest.mark.parametrize("module", ["varla", "varla.cli"])
+def test_the_package_can_be_run_as_the_command(module):
+    command = [sys.executable, "-m", module]
+    result = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == package.__version__
+    refused = subprocess.run([*command, "train", "--resume", "nowhere"], capture_output=True, text=True)
+    assert (refused.returncode, refused.stderr.count("error: ")) == (2, 1)
+
+
 def test_unknown_command_and_option_are_usage_errors():
     assert varla("trian").exit_code == 2
     assert varla("train", "--stepz", "3").exit_code == 2

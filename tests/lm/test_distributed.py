@@ -75,6 +75,6 @@ def test_two_processes_give_the_numbers_of_one(one, changes, tmp_path):
 
 
 def test_sharding_that_would_not_happen_is_refused(one, tmp_path):
-    done = in_two(["-m", "varla.cli"], settings(one[0], *FSDP), tmp_path)
+    done = in_two(["-m", "varla"], settings(one[0], *FSDP), tmp_path)
     assert done.returncode != 0
     assert "error: train.fsdp needs GPUs: nothing would be sharded here" in done.stderr

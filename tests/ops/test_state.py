@@ -98,6 +98,13 @@ def test_the_size_does_not_depend_on_the_tokens_seen(kind):
 
 
 @each_kind
+def test_printed_it_shows_shapes_and_size_not_numbers(kind):
+    state = make_state(kind)
+    fields = [f"{name} {str(x.dtype)[6:]} {list(x.shape)}" for name, x in state.tensors().items()]
+    assert repr(state) == f"{STATES[kind].__name__}({', '.join(fields)}; cpu, {state.nbytes:,} bytes)"
+
+
+@each_kind
 def test_to_moves_every_tensor(kind):
     state = make_state(kind)
     moved = state.to("meta")

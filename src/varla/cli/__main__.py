@@ -1,4 +1,4 @@
-"""`python -m varla.cli`."""
+"""`python -m varla.cli`, and `python -m varla`, which imports this module."""
 
 from varla.cli import app
 

@@ -15,7 +15,7 @@ Example: varla train-lm config.yaml --out runs/first
 
 Example: varla train-lm --resume runs/first
 
-Example: torchrun --nproc-per-node 2 -m varla.cli train-lm config.yaml --out runs/first"""
+Example: torchrun --nproc-per-node 2 -m varla train-lm config.yaml --out runs/first"""
 
 
 def register(app: typer.Typer) -> None:

@@ -19,7 +19,7 @@ _FILE_VERSION = "1"
 StateT = TypeVar("StateT", bound="State")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class State:
     """Base of the states. Subclasses list their tensors in `LAYOUT`, by field name, with their dimensions."""
 
@@ -28,12 +28,20 @@ class State:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Make every state a pytree node, so that torch's own tree functions see the tensors inside."""
         super().__init_subclass__(**kwargs)
+        cls.__repr__ = State.__repr__  # type: ignore[method-assign]  # `dataclass` would print all numbers
         pytree.register_pytree_node(
             cls,
             lambda state: (list(state.tensors().values()), None),
             lambda values, _: cls.of(values),
             serialized_type_name=f"varla.{cls.__name__}",
         )
+
+    def __repr__(self) -> str:
+        """Names, shapes and types of the tensors, not their numbers: a state holds thousands of them."""
+        tensors = self.tensors()
+        fields = ", ".join(f"{name} {dtype_of(x)} {list(x.shape)}" for name, x in tensors.items())
+        devices = ", ".join(sorted({str(x.device) for x in tensors.values()}))
+        return f"{type(self).__name__}({fields}; {devices}, {self.nbytes:,} bytes)"
 
     @classmethod
     def of(cls: type[StateT], values: Iterable[Tensor]) -> StateT:

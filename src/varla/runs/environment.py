@@ -3,7 +3,7 @@
 import os
 import platform
 import subprocess
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ _PACKAGES = ("numpy", "safetensors", "accelerate", "transformers", "triton")
 def describe() -> dict[str, Any]:
     """Machine and software, as a record keeps them."""
     return {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "varla": varla.__version__,
         "processor": processor(),
