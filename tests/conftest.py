@@ -1,4 +1,5 @@
 import os
+from importlib.util import find_spec
 
 # Two test processes of two threads each on two cores take ten times as long as two of one thread, and numbers differ in
 # their last bits with the number of threads: one for all, also for the processes that tests start.
@@ -8,9 +9,14 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # no test looks anything up
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 os.environ["COLUMNS"] = "200"  # tables are as wide as this, whatever the terminal
 
+import pytest
 import torch
+
+torch.set_num_threads(1)
 
 if not torch.cuda.is_available():  # kernels run in Triton's interpreter, which must be known before it is imported
     os.environ["TRITON_INTERPRET"] = "1"
+    if find_spec("triton"):
+        from tests.interpreter import quicken
 
-torch.set_num_threads(1)
+        quicken(pytest.MonkeyPatch())

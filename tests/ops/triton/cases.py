@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -86,13 +87,23 @@ def round_to_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builder, "cast_impl", rounded)
 
 
+@cache
+def _compiler() -> "subprocess.Popen[str]":
+    """The process that compiles, without the interpreter; it ends when its input does, with this process."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.ops.triton.compiler"]
+    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
 def compiled(program: str, *arguments: object) -> list[dict[str, Any]]:
     """What tests.ops.triton.<program> says of each kernel it compiles, in a process without the interpreter."""
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", f"tests.ops.triton.{program}", *map(str, arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    compiler = _compiler()
+    assert compiler.stdin is not None
+    assert compiler.stdout is not None
+    print(json.dumps([f"tests.ops.triton.{program}", *map(str, arguments)]), file=compiler.stdin, flush=True)
+    status, output, errors = json.loads(compiler.stdout.readline())
+    assert status == 0, errors[-2000:]
+    return [json.loads(line) for line in output.splitlines()]
 
 
 class FakesAgree(TorchDispatchMode):

@@ -1,0 +1,189 @@
+"""Triton's interpreter, about five times as fast, with the same results to the last bit.
+
+The tests' kernels are small, so nearly all of their time was the interpreter's own bookkeeping. It replaced the functions of
+`triton.language` at every call of a device function, checked every integer operation for overflow without reading the
+answer (`debug` is off), and built the types and shapes of every intermediate value anew.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+import triton
+import triton.language as tl
+from triton.language import core
+from triton.language.semantic import TritonSemantic
+from triton.runtime import interpreter
+
+VERSION = "3.9."  # the version whose insides are replaced; all others stay as they are
+
+
+def quicken(patch: pytest.MonkeyPatch) -> None:
+    """Replace the slow parts; `patch.undo()` brings them back."""
+    if not triton.__version__.startswith(VERSION):
+        return
+    options = dataclasses.replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+    patch.setattr(interpreter.interpreter_builder, "options", options)
+    patch.setattr(interpreter, "_get_np_dtype", _numpy_type(interpreter._get_np_dtype))
+    patch.setattr(interpreter, "_patch_lang", _once_a_launch(interpreter._patch_lang))
+    patch.setattr(interpreter, "_patch_attr", _patch_attr)
+    patch.setattr(core.block_type, "__init__", _block_type(core.block_type.__init__))
+    patch.setattr(core.block_type, "to_ir", _to_ir(core.block_type.to_ir))
+    patch.setattr(core.tensor, "__init__", _tensor)
+    patch.setattr(core.dtype, "__eq__", _equal(core.dtype.__eq__))
+    patch.setattr(core, "_unwrap_if_constexpr", _unwrap(core._unwrap_if_constexpr))
+    patch.setattr(TritonSemantic, "broadcast_impl_value", _broadcast)
+    check = _check(TritonSemantic.binary_op_type_checking_impl)
+    patch.setattr(TritonSemantic, "binary_op_type_checking_impl", check)
+
+
+def _numpy_type(slow: Callable[..., Any]) -> Callable[..., Any]:
+    """The original builds its table at every call."""
+    known: dict[str, Any] = {}
+
+    def fast(kind: Any) -> Any:
+        scalar = kind.scalar
+        if scalar.is_ptr():
+            return np.dtype(np.uint64)
+        if scalar.name not in known:
+            known[scalar.name] = slow(scalar)
+        return known[scalar.name]
+
+    return fast
+
+
+class _Nothing:
+    def restore(self) -> None:
+        """The launch around it restores."""
+
+
+class _Scope:
+    def __init__(self, inner: Any, patched: list[Any]) -> None:
+        self.inner, self.patched = inner, patched
+
+    def restore(self) -> None:
+        self.patched.clear()
+        self.inner.restore()
+
+
+def _once_a_launch(slow: Callable[..., Any]) -> Callable[..., Any]:
+    """The functions of `triton.language` are replaced once a launch, not again at every call of a device function."""
+    patched: list[Any] = []
+
+    @lru_cache(maxsize=None)
+    def languages(fn: Any) -> list[Any]:
+        return [x for x in fn.__globals__.values() if inspect.ismodule(x) and x in (tl, core)]
+
+    def fast(fn: Any) -> Any:
+        if all(x in patched for x in languages(fn)):
+            return _Nothing()
+        patched.extend(languages(fn))
+        return _Scope(slow(fn), patched)
+
+    return fast
+
+
+def _patch_attr(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+    """Calls the function itself: its wrapper only asks whether `_semantic` is there."""
+    function = inspect.unwrap(member)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        kwargs["_semantic"] = interpreter.interpreter_semantic
+        return function(*args, **kwargs)
+
+    scope.set_attr(obj, name, call)
+
+
+def _block_type(slow: Callable[..., None]) -> Callable[..., None]:
+    """The type of a block is checked and named once for each element type and shape."""
+    known: dict[Any, dict[str, Any]] = {}
+
+    def fast(self: Any, element_ty: Any, shape: Any) -> None:
+        key = (element_ty.name, tuple(x.value if isinstance(x, core.constexpr) else x for x in shape))
+        if key not in known:
+            slow(self, element_ty, shape)
+            of_tensor = (core.tuple([core.constexpr(x) for x in self.shape]), core.constexpr(self.numel))
+            known[key] = {**vars(self), "of_tensor": of_tensor}
+        vars(self).update(known[key])
+        self.element_ty = element_ty
+
+    return fast
+
+
+SCALAR = (core.tuple([]), core.constexpr(1))
+
+
+def _tensor(self: Any, handle: Any, type: Any) -> None:
+    self.handle, self.type, self.dtype = handle, type, type.scalar
+    self.shape, self.numel = type.of_tensor if type.is_block() else SCALAR
+
+
+def _to_ir(slow: Callable[..., Any]) -> Callable[..., Any]:
+    """To the interpreter, the type of a block is itself."""
+
+    def fast(self: Any, builder: Any) -> Any:
+        return self if builder is interpreter.interpreter_builder else slow(self, builder)
+
+    return fast
+
+
+def _equal(slow: Callable[..., bool]) -> Callable[..., bool]:
+    """Most types that are compared are one object."""
+
+    def fast(self: Any, other: Any) -> bool:
+        return self is other or slow(self, other)
+
+    return fast
+
+
+def _unwrap(slow: Callable[..., Any]) -> Callable[..., Any]:
+    """Few values are lists or tuples with constants in them."""
+    plain = (core.tensor, core.dtype, int, float, bool, str, type(None))
+
+    def fast(x: Any) -> Any:
+        kind = type(x)
+        if kind is core.constexpr:
+            return x.value
+        return x if kind in plain else slow(x)
+
+    return fast
+
+
+shape_of_both = lru_cache(maxsize=None)(np.broadcast_shapes)
+
+
+def _spread(x: Any, shape: tuple[int, ...]) -> Any:
+    """A scalar or a block as a block of this shape."""
+    handle = x.handle
+    if not x.type.is_block():
+        data = np.full(shape, handle.data, dtype=interpreter._get_np_dtype(handle.dtype))
+    elif handle.data.shape == shape:
+        return x
+    else:
+        data = np.broadcast_to(handle.data, shape)
+    return core.tensor(interpreter.TensorHandle(data, handle.dtype.scalar), core.block_type(x.dtype, list(shape)))
+
+
+def _broadcast(self: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
+    left, right = (tuple(x.type.shape.values) if x.type.is_block() else () for x in (lhs, rhs))
+    if left == right:
+        return lhs, rhs
+    shape = shape_of_both(left, right)
+    return _spread(lhs, shape), _spread(rhs, shape)
+
+
+def _check(slow: Callable[..., Any]) -> Callable[..., Any]:
+    """Two tensors of float32 or of one integer type are cast to no other type."""
+
+    def fast(self: Any, lhs: Any, rhs: Any, *options: Any, **more: Any) -> Any:
+        if isinstance(lhs, core.tensor) and isinstance(rhs, core.tensor):
+            scalar = lhs.dtype
+            if scalar == rhs.dtype and (scalar.is_int() or scalar.is_fp32()):
+                return _broadcast(self, lhs, rhs)
+        return slow(self, lhs, rhs, *options, **more)
+
+    return fast
