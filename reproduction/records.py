@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from varla.runs.folder import write_aside
+
 from reproduction.runs import Run, Train
 from varla.runs.outcomes import DIVERGED, FINISHED
 from varla.training import RunConfig
-from varla.runs.folder import write_aside
 
 Record = dict[str, Any]
 T = TypeVar("T")

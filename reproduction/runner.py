@@ -14,8 +14,8 @@ from reproduction import records
 from reproduction.claims import Item
 from reproduction.records import Results
 from reproduction.runs import Measure, Preset, Run, Train
-from varla.runs.outcomes import DIVERGED, FAILED, FINISHED, WAITING
 from varla.runs import environment
+from varla.runs.outcomes import DIVERGED, FAILED, FINISHED, WAITING
 from varla.training import Interrupted, sweep
 from varla.training.run import Run as RunFolder
 

@@ -8,7 +8,7 @@ answer (`debug` is off), and built the types and shapes of every intermediate va
 import dataclasses
 import inspect
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -74,7 +74,7 @@ def _once_a_launch(slow: Callable[..., Any]) -> Callable[..., Any]:
     """The functions of `triton.language` are replaced once a launch, not again at every call of a device function."""
     patched: list[Any] = []
 
-    @lru_cache(maxsize=None)
+    @cache
     def languages(fn: Any) -> list[Any]:
         return [x for x in fn.__globals__.values() if inspect.ismodule(x) and x in (tl, core)]
 

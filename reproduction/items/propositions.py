@@ -4,11 +4,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from varla.ops.reference import apply, dot, outer
 
 import varla
 from reproduction.items.recurrence import Inputs, draw, spectral_norm, trajectory
 from varla.ops.features import unit
-from varla.ops.reference import apply, dot, outer
 
 
 def random_state(d: int, T: int, rows: int, seed: int) -> dict[str, Any]:

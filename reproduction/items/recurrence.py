@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-from varla.ops.features import feature, unit
 from varla.ops.reference import apply, dot, outer, penalty_step, write_direction
 from varla.ops.settings import VLASettings
+
+from varla.ops.features import feature, unit
 
 FORMS = ("v2", "v3", "rls")
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from varla.ops.reference import apply, dot, outer
 
 import varla
 from reproduction.claims import Claim, Figure, Finding, Item, Judge, Table, Value
@@ -14,7 +15,6 @@ from reproduction.records import Results
 from reproduction.runs import Measure, Preset
 from reproduction.verdicts import CONDITIONAL, FALSE, NOT_REPRODUCED, REPRODUCED
 from varla.ops.features import unit
-from varla.ops.reference import apply, dot, outer
 
 
 def fit(d: int, T: int, seed: int, gain: str, u: str) -> dict[str, float]:

@@ -13,9 +13,9 @@ from typing import Any
 import altair as alt
 import torch
 
-from varla.runs.outcomes import FINISHED
 from varla.report.curves import DASHES, learning_curves, save
 from varla.report.series import PALETTE
+from varla.runs.outcomes import FINISHED
 from varla.training import Run, build_model, build_task, checkpoint, sweep
 
 MECHANISMS = ("vla", "deltanet-paper", "linear", "softmax")  # slowest first, so that two workers end together

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import yaml
-
 from varla.runs.settings import dump
+
 from varla.training import RunConfig, complete, from_dict, load, override
 from varla.training.optimizer import cosine
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from varla.arguments import check_choice, check_count
 from varla.backbone.block import Block, gelu_network
 from varla.layers import ModelState, build
 from varla.layers.norm import make_norm
-from varla.arguments import check_choice, check_count
 from varla.ops.packing import check_packing, sequence_of
 
 POSITIONS = ("learned", "none")

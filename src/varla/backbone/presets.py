@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from varla.arguments import refuse_unknown
 from varla.backbone.model import BackboneConfig
 from varla.layers.options import SHORT_NAMES, renamed
-from varla.arguments import refuse_unknown
 
 # The paper's tables (two layers, d = 128, four heads, feed-forward 256, vocabulary 128, tied head, pre-norm), and what
 # its text leaves out: learned positions, all weights N(0, 0.02), and a LayerNorm over the merged heads in VLA layers

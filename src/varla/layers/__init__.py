@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from varla.arguments import refuse_unknown
 from varla.layers.base import Layer
 from varla.layers.deltanet import DeltaNet
 from varla.layers.deltanet_paper import PaperDeltaNet
@@ -10,7 +11,6 @@ from varla.layers.options import options_of
 from varla.layers.softmax import SoftmaxAttention
 from varla.layers.state import LayerState, ModelState
 from varla.layers.vla import VLA
-from varla.arguments import refuse_unknown
 
 MECHANISMS: dict[str, type[Layer]] = {
     layer.name: layer for layer in (SoftmaxAttention, LinearAttention, DeltaNet, PaperDeltaNet, VLA)

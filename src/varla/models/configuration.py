@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
+from varla.arguments import check_count, check_flag, check_number, refuse_unknown
 from varla.layers import MECHANISMS, build, options_of
 from varla.layers.options import LONG_NAMES
-from varla.arguments import check_count, check_flag, check_number, refuse_unknown
 
 # Settings of other families that these models do not have, or have under another name.
 _ELSEWHERE = {

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from varla.arguments import refuse_unknown
 from varla.layers.options import LONG_NAMES, renamed
 from varla.models.configuration import VarlaConfig
-from varla.arguments import refuse_unknown
 
 _BYTES = 257  # 256 and the end of a text, as in the tokenizer "bytes" of `varla train-lm`
 _BPE = 50304  # GPT-2's 50257, rounded up to a multiple of 128

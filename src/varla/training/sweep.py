@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
+from varla.arguments import refuse_unknown
 from varla.backbone import backbone_config
 from varla.layers import MECHANISMS
-from varla.arguments import refuse_unknown
 from varla.runs.outcomes import (
     DIVERGED,
     EXIT_CODES,

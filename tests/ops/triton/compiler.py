@@ -12,8 +12,6 @@ import sys
 import tempfile
 import traceback
 
-import torch._dynamo  # the first call of an operator would import it, in every fork
-
 import tests.ops.triton.compiling  # noqa: F401  all that every program needs
 
 
