@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from varla.ops.call import default_chunk_size
 
 import varla
 from benchmarks.measure import medians, peak_bytes, table, write
+from varla.ops.dispatch import default_chunk_size
 
 B, H, D = 1, 4, 32
 Forms = dict[str, Callable[..., Tensor]]

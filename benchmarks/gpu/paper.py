@@ -1,6 +1,5 @@
 """Section `paper`: what the paper claims, a speed-up over the loop and the length from which softmax is slower."""
 
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -90,18 +89,15 @@ def crossover(lengths: Sequence[int], ours: Sequence[float], theirs: Sequence[fl
 def sequential_kernel(found: Found) -> Callable[[list[Tensor], int | None], Callable[[], object]] | None:
     """The paper's fused kernel as (inputs, refresh period) -> a call, where there is one."""
     try:
-        kernel = import_module("varla.ops.triton.sequential").vla_sequential
+        kernel = import_module("reproduction.sequential").vla_sequential
     except (ImportError, AttributeError) as error:
         found.notes.append(f"the sequential kernel was not measured: {text_of(error)}")
         return None
-    from varla.ops.settings import VLASettings
+    from varla.ops.vla import VLASettings
 
     def prepared(tensors: list[Tensor], period: int | None) -> Callable[[], object]:
         q, k, v, u = (x.detach() for x in tensors)
         _, state = varla.vla(*(x[:, :0] for x in (q, k, v, u)), return_state=True)
-        defaults = {name: each.default for name, each in inspect.signature(varla.vla).parameters.items()}
-        chosen = {name: defaults[name] for name in VLASettings.__dataclass_fields__}
-        settings = VLASettings(**{**chosen, "refresh_every": period, "penalty_scale": q.shape[-1] ** -0.5})
-        return partial(kernel, q, k, v, u, state, settings)
+        return partial(kernel, q, k, v, u, state, VLASettings(refresh_every=period))
 
     return prepared

@@ -43,7 +43,7 @@ def cases() -> dict[str, tuple[Call, Call, list[Tensor]]]:
     """(ours, PyTorch's, inputs that want gradients) by name."""
     from varla.ops import convolution, features, gate, norm, rotary
     from varla.ops.triton import convolution as convolution_triton
-    from varla.ops.triton import feature_op
+    from varla.ops.triton import features as feature_kernels
     from varla.ops.triton import gate as gate_triton
     from varla.ops.triton import norm as norm_triton
     from varla.ops.triton import rotary as rotary_triton
@@ -86,8 +86,8 @@ def cases() -> dict[str, tuple[Call, Call, list[Tensor]]]:
         ),
         "gate of SwiGLU": (gate_triton.gate, gate.plain, [random(B, T, WIDE * width), random(B, T, WIDE * width)]),
         "keys of the delta rule": (
-            lambda k, beta: feature_op.directions(k, beta, *unit),
-            lambda k, beta: features.directions(k, beta, *unit),
+            lambda k, beta: feature_kernels.scaled_features(k, beta, *unit),
+            lambda k, beta: features.scaled_features(k, beta, *unit),
             [heads_of, random(B, T, heads, 1)],
         ),
     }

@@ -10,30 +10,30 @@ from benchmarks.gpu import ROOT
 from benchmarks.gpu.record import Found, Options
 
 LIMIT = 240.0  # seconds
-DIRECTLY = (  # kernels that no pipeline launches
-    "decode_token", "walk_tokens", "rows_forward", "rows_backward", "convolve_forward", "convolve_slopes",
+DIRECTLY = (  # kernels that no launcher launches
+    "decode_token", "walk_tokens", "recurrent_forward", "recurrent_backward", "convolve_forward", "convolve_slopes",
     "convolve_turned", "convolve_before_backward",
     "norm_forward", "norm_backward", "rotate_rows", "gate_forward", "gate_backward",
-    "directions_forward", "directions_backward",
+    "features_forward", "features_backward",
 )  # fmt: skip
 
 # Small shapes that between them launch everything: few heads and many, one span and several, and single tokens.
 CALLS = """
 import json, torch, varla
 from varla.ops.rotary import angles
-from varla.ops.settings import VLASettings
+from varla.ops.vla import VLASettings
 from varla.ops.triton.convolution import convolve
 from varla.ops.triton.gate import gate as silu_gate
 from varla.ops.triton.norm import normalize
 from varla.ops.triton.rotary import turn
-from varla.ops.triton.s_part import SPart
-from varla.ops.triton.sequential import vla_sequential
+from varla.ops.triton.launcher import Launcher
+from reproduction.sequential import vla_sequential
 
-names, launch = set(), SPart._launch
+names, launch = set(), Launcher.launch
 def launch_and_note(self, kernel, *arguments, **options):
     names.add(kernel.__name__)
     launch(self, kernel, *arguments, **options)
-SPart._launch = launch_and_note
+Launcher.launch = launch_and_note
 
 def both(B, T, H, D, dtype, **options):
     x = [torch.randn(B, T, H, D, device="cuda", dtype=dtype, requires_grad=True) for _ in range(4)]
@@ -47,7 +47,7 @@ for period in (20, None):
 both(1, 90, 2, 16, torch.float32, update_penalty=False, normalizer=False)
 with torch.no_grad():
     varla.vla_step(*(y[:, 0] for y in x), state, backend="triton")
-    vla_sequential(*x, state, VLASettings(0.1, 20, 1e-3, 1e-4, "unit", "elu1", 32**-0.5, True, True, True))
+    vla_sequential(*x, state, VLASettings())
 
 def other(mechanism, T, D, Dv, *gate):
     x = [torch.randn(1, T, 3, n, device="cuda", requires_grad=True) for n in (D, D, Dv)]
@@ -77,8 +77,9 @@ print(json.dumps(sorted(names)))
 
 def launched() -> set[str]:
     """The kernels that calls of `varla.vla` are made of, by the text of the host code."""
-    text = "".join((ROOT / f"src/varla/ops/triton/{name}.py").read_text() for name in ("pipeline", "s_part"))
-    return set(re.findall(r"_launch\(\s*(?:information|memory|penalty)\.(\w+)", text))
+    files = (ROOT / "src/varla/ops" / f"{name}.py" for name in ("directions/triton/launch", "memory/triton/launch"))
+    text = "".join(file.read_text() for file in files)
+    return {"running_sum"} | set(re.findall(r"self\.launch\(\s*(?:inverse|walk|kernels)\.(\w+)", text))
 
 
 def run(found: Found, options: Options) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from varla.ops.reference import outer
 
 from reproduction.claims import Claim, Figure, Finding, Item, Judge, Table
 from reproduction.items.jacobian import DIMENSIONS, FITTED_SCALE, PAPER_V2
@@ -14,6 +13,7 @@ from reproduction.items.recurrence import Inputs, draw, trajectory
 from reproduction.records import Results
 from reproduction.runs import Measure, Preset
 from reproduction.verdicts import CONDITIONAL, FALSE, NOT_REPRODUCED, REPRODUCED
+from varla.ops.algebra import outer
 
 PAPER_GROWTH = {32: 1.7e18, 64: 1.8e28, 96: 6.1e32, 128: 3.7e35}  # the norm to the power of 25
 HORIZONS = (25, 100, 400, 1000, 2000)

@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from varla.ops.reference import apply, dot, outer
 
 import varla
 from reproduction.items.recurrence import Inputs, draw, spectral_norm, trajectory
+from varla.ops.algebra import apply, dot, outer
 from varla.ops.features import unit
 
 

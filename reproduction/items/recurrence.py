@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from varla.ops.reference import apply, dot, outer, penalty_step, write_direction
-from varla.ops.settings import VLASettings
 
+from varla.ops.algebra import apply, dot, outer
+from varla.ops.directions.reference import penalty_step, write_direction
 from varla.ops.features import feature, unit
+from varla.ops.vla import VLASettings
 
 FORMS = ("v2", "v3", "rls")
 

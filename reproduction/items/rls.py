@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from varla.ops.reference import apply, dot, outer
 
 import varla
 from reproduction.claims import Claim, Figure, Finding, Item, Judge, Table, Value
@@ -14,6 +13,7 @@ from reproduction.items.recurrence import Inputs, draw, spectral_norm, trajector
 from reproduction.records import Results
 from reproduction.runs import Measure, Preset
 from reproduction.verdicts import CONDITIONAL, FALSE, NOT_REPRODUCED, REPRODUCED
+from varla.ops.algebra import apply, dot, outer
 from varla.ops.features import unit
 
 

@@ -8,7 +8,7 @@ import varla
 from tests.ops.cases import randn, with_gradients
 
 BACKENDS = {
-    "vla": ("reference", "scan", "chunk", "auto"),
+    "vla": ("reference", "chunk", "auto"),
     "linear_attention": ("reference", "chunk", "auto"),
     "delta_rule": ("reference", "chunk", "auto"),
     "decayed_delta_rule": ("reference", "chunk", "auto"),

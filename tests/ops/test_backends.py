@@ -10,7 +10,7 @@ from varla.ops.backends import FEW, transformed, worth_a_kernel
 
 def test_the_listing_of_backends_describes_each():
     listing = varla.backends()
-    assert {"reference", "scan", "chunk"} <= set(listing)
+    assert {"reference", "chunk"} <= set(listing)
     assert "auto" not in listing
     for name, backend in listing.items():
         assert backend.name == name
@@ -18,7 +18,7 @@ def test_the_listing_of_backends_describes_each():
         assert backend.summary
         assert isinstance(backend.available, bool)
         assert (backend.reason is None) if backend.available else bool(backend.reason)
-    assert all(listing[name].available for name in ("reference", "scan", "chunk"))
+    assert all(listing[name].available for name in ("reference", "chunk"))
 
 
 class OnGPU(torch.Tensor):

@@ -291,7 +291,7 @@ def test_an_unknown_feature_map_is_refused(op, step):
 
 @each_op
 def test_an_unknown_backend_is_refused(op):
-    for bad in ("cuda", "Chunk", "", None, 1, *(["scan"] if op != "vla" else [])):
+    for bad in ("cuda", "Chunk", "", None, 1, "scan"):
         check_refused(op, make_inputs(op), {"backend": bad}, "backend", *BACKENDS[op])
 
 

@@ -28,7 +28,7 @@ from tests.ops.operators import (
 
 each_op = pytest.mark.parametrize("op", OPS)
 each_op_and_backend = pytest.mark.parametrize(("op", "backend"), OPS_AND_BACKENDS)
-each_backend_of_vla = pytest.mark.parametrize("backend", ["reference", "scan", "chunk"])
+each_backend_of_vla = pytest.mark.parametrize("backend", ["reference", "chunk"])
 
 
 def options_of(op):

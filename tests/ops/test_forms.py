@@ -26,7 +26,6 @@ OPTIONS = {
 # Without positive features the denominator changes sign: a large eps puts tokens on both sides of the clamp.
 FEATURES = {"elu1": {"feature_map": "elu1"}, "identity": {"feature_map": "identity", "eps": 0.5}}
 FORMS = [
-    ("scan", None),
     ("chunk", None),
     ("chunk", 1),
     ("chunk", 7),
@@ -54,7 +53,7 @@ def test_forms_equal_the_reference(T, name, features):
 def test_forms_equal_the_reference_from_a_fresh_state(T, B, H, D, Dv):
     inputs = vla_inputs(T, B, H, D, Dv)
     wanted = with_gradients(varla.vla, inputs, None, backend="reference")
-    for backend, chunk_size in (("scan", None), ("chunk", None), ("chunk", 13), ("auto", None)):
+    for backend, chunk_size in (("chunk", None), ("chunk", 13), ("auto", None)):
         assert_same(with_gradients(varla.vla, inputs, None, backend=backend, chunk_size=chunk_size), wanted)
 
 
@@ -69,7 +68,7 @@ def test_segments_and_blocks_do_not_change_the_result(monkeypatch, budget):
 
 
 @pytest.mark.parametrize("budget", [1, 40, 4096])
-@pytest.mark.parametrize("backend", ["reference", "scan", "chunk"])
+@pytest.mark.parametrize("backend", ["reference", "chunk"])
 def test_packed_sequences_behave_as_if_alone(monkeypatch, backend, budget):
     monkeypatch.setattr(plan, "SEGMENT_TOKENS", budget)
     lengths = [20, 0, 41, 1, 67, 3, 0]

@@ -6,7 +6,6 @@ import torch
 import varla
 from tests.ops.cases import LENGTHS, assert_same, error, randn, with_gradients
 from varla.ops.chunk import plan
-from varla.ops.decayed_delta_rule import LOOP
 
 B, H, D, DV = 2, 2, 5, 4
 FEATURES = [{"feature_map": "elu1"}, {"feature_map": "identity"}]
@@ -94,7 +93,7 @@ def test_equal_gates_of_all_channels_are_one_gate():
         assert_same(got, wanted)
 
 
-@pytest.mark.parametrize(("T", "form"), [(LOOP, "reference"), (LOOP + 1, "chunk")])
+@pytest.mark.parametrize(("T", "form"), [(CHANNEL_LOOP_TOKENS, "reference"), (CHANNEL_LOOP_TOKENS + 1, "chunk")])
 def test_what_auto_takes_for_a_gate_per_channel(T, form):
     operator, inputs, state = channel_case(T)
     got, wanted = (operator(*inputs, initial_state=state, backend=backend) for backend in ("auto", form))

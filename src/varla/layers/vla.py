@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from varla.layers.base import FLOAT32, Layer
 from varla.ops import State, VLAState, vla, vla_step
+from varla.ops.algebra import apply, dot
+from varla.ops.directions.reference import write_direction
 from varla.ops.features import feature, unit
-from varla.ops.reference import apply, dot, write_direction
 
 
 class VLA(Layer):

@@ -54,7 +54,7 @@ def operator(
     torch.library.register_fake(full, nested(fake))
     torch.library.register_autograd(full, spread, setup_context=context)
     registered = getattr(torch.ops.varla, name).default
-    return lambda *arguments: registered(*layout.flatten(arguments))
+    return _call(registered, layout)
 
 
 def mutating_operator(
@@ -69,7 +69,15 @@ def mutating_operator(
     flat_function.__signature__ = layout.signature  # type: ignore[attr-defined]
     registered = torch.library.custom_op(f"varla::{name}", flat_function, mutates_args=mutates)
     registered.register_fake(lambda *flat: fake(*layout.nest(flat)))
-    return lambda *arguments: registered(*layout.flatten(arguments))
+    return _call(registered, layout)
+
+
+def _call(registered: Any, layout: "_Layout") -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        return registered(*layout.flatten(arguments))
+
+    call.registered, call.flatten = registered, layout.flatten  # type: ignore[attr-defined]
+    return call
 
 
 class _Layout:

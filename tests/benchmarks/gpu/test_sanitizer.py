@@ -11,9 +11,11 @@ from benchmarks.gpu import sanitizer
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the calls are made on the CPU")
 def test_the_calls_launch_every_kernel(monkeypatch, capsys):
     pytest.importorskip("triton")
-    from varla.ops.triton.s_part import SPart
-
-    from varla.ops.triton import convolution, decode, feature_op, gate, norm, rotary, sequential, token_rows
+    from reproduction import sequential
+    from varla.ops.fused.triton import decode
+    from varla.ops.memory.triton import recurrent
+    from varla.ops.triton import convolution, features, gate, norm, rotary
+    from varla.ops.triton.launcher import Launcher
 
     class Kernel:
         """Notes that it was launched and does nothing."""
@@ -25,11 +27,11 @@ def test_the_calls_launch_every_kernel(monkeypatch, capsys):
             return lambda *arguments, **options: directly.add(self.name)
 
     directly = set()
-    for module in (convolution, decode, feature_op, gate, norm, rotary, sequential, token_rows):
+    for module in (convolution, decode, features, gate, norm, rotary, sequential, recurrent):
         for name in sanitizer.DIRECTLY:
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, Kernel(name))
-    monkeypatch.setattr(SPart, "_launch", lambda self, kernel, *arguments, **options: None)
+    monkeypatch.setattr(Launcher, "launch", lambda self, kernel, *arguments, **options: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     exec(compile(sanitizer.CALLS.replace('"cuda"', '"cpu"'), "calls", "exec"), {})
     names = set(json.loads(capsys.readouterr().out.splitlines()[-1]))

@@ -13,7 +13,6 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
-from varla.ops.settings import VLASettings
 
 import varla
 from tests.ops.cases import vla_state
@@ -36,12 +35,6 @@ SETTINGS: list[dict[str, Any]] = [
     {"refresh": 0.0},
     {"eps": 30.0},
 ]
-
-
-def settings(D: int, **changes: Any) -> VLASettings:
-    values = {"lambda0": 0.1, "refresh_every": 20, "refresh": 1e-3, "eps": 1e-4, "gain": "unit", "feature_map": "elu1"}
-    values |= {"penalty_scale": D**-0.5, "normalizer": True, "normalize_key": True, "update_penalty": True}
-    return VLASettings(**{**values, **changes})
 
 
 def of_type(state: varla.VLAState, dtype: torch.dtype) -> varla.VLAState:

@@ -15,16 +15,16 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from varla.ops.settings import VLASettings
-from varla.ops.triton.configuration import Inputs, Precision, Shape, State
-from varla.ops.triton.op import _kept
-from varla.ops.triton.pipeline import Pipeline
 
+from reproduction import sequential
 from tests.ops.triton.registers import disassembled, unwritten
-from varla.ops.chunk.op import encode
+from varla.ops.directions.triton.launch import DirectionLauncher
+from varla.ops.fused.triton import decode, op
+from varla.ops.memory.triton.launch import MemoryLauncher
 from varla.ops.state import VLAState
-from varla.ops.triton import decode, sequential
+from varla.ops.triton.launcher import Precision, Shape
 from varla.ops.triton.plan import make_plan, span_length
+from varla.ops.vla import VLASettings
 
 POINTERS = {
     torch.float32: "*fp32",
@@ -83,19 +83,22 @@ def report_launches(arch: int) -> None:
 def main(arch: int, dtype: torch.dtype, D: int, DV: int, refresh: int | None) -> None:
     report_launches(arch)
     H, T = 2, 1100  # few heads and many spans: with refresh, too, they are walked at once
-    settings = VLASettings(0.1, refresh, 1e-3, 1e-4, "unit", "elu1", D**-0.5, True, True, True)
-    x = Inputs(*(torch.randn(T, H, size).to(dtype) for size in (D, D, DV, D)))
+    settings = VLASettings(refresh_every=refresh)
+    x = [torch.randn(1, T, H, size).to(dtype) for size in (D, D, DV, D)]
     precision = Precision.of(dtype, D, interpreted=False)
     plan = make_plan((T,), span_length(T, H), torch.device("cpu"))
-    pipeline = Pipeline(plan, Shape.of(H, D, DV, precision.buffer, arch // 10), precision, settings)
-    A = torch.eye(D).repeat(1, H, 1, 1)
-    state = State(torch.zeros(1, H, DV, D), A, torch.zeros(1, H, D), torch.zeros(1).long())
-    kept = _kept([y[None] for y in x], 1, False)
-    o, S, A, z = pipeline.forward(x, state, kept)
-    pipeline.backward(x, state, kept, A, o, S, A, z)
+    shape = Shape.of(H, D, DV, precision.buffer, arch // 10)
+    along, held = settings.halves()
+    pair = DirectionLauncher(plan, shape, precision, along), MemoryLauncher(plan, shape, precision, held)
+    op.launchers = lambda *_: pair  # type: ignore[assignment]
+    leaves = [y.requires_grad_() for y in x]
+    state = VLAState.zeros({"B": 1, "H": H, "D": D, "Dv": DV}, torch.float32, torch.device("cpu"))
+    o, *_ = op.vla_triton(*leaves, state.S, state.A, state.z, state.t, None, along, held, True)
+    o.sum().backward()
+    x = [y.detach() for y in x]
     sequential.cannot_launch = lambda *_, **__: None  # type: ignore[attr-defined]
-    sequential.vla_sequential(*(y[None] for y in x), VLAState.of(state), settings)
-    decode.decode_(*(y[:1] for y in x), *state, encode(settings))
+    sequential.vla_sequential(*x, state, settings)
+    decode.decode_(*(y[:, 0] for y in x), *state.tensors().values(), along, held)
 
 
 if __name__ == "__main__":

@@ -6,15 +6,17 @@ Run as a program, in a process without TRITON_INTERPRET: python -m tests.ops.tri
 import sys
 
 import torch
-from varla.ops.triton.chunk_op import chunks_triton
 
 from tests.ops.triton.compiling import report_launches
+from varla.ops.memory.settings import MemorySettings
+from varla.ops.memory.triton.op import memory_triton
 
 
 def main(arch: int, dtype: torch.dtype, D: int, error: bool) -> None:
     report_launches(arch)
     q, k, v = (torch.randn(1, 200, 2, D, dtype=dtype, requires_grad=True) for _ in range(3))
-    o, *_ = chunks_triton(q, k, v, k, torch.zeros(1, 2, D, D), torch.zeros(1, 2, D), None, 1e-4, not error, error, True)
+    settings = MemorySettings(feature_map="identity", normalizer=not error, normalize_key=False, error=error)
+    o, *_ = memory_triton(q, k, v, k, torch.zeros(1, 2, D, D), torch.zeros(1, 2, D), None, settings, True)
     o.sum().backward()
 
 

@@ -6,16 +6,16 @@ Run as a program, in a process without TRITON_INTERPRET: python -m tests.ops.tri
 import sys
 
 import torch
-from varla.ops.triton.feature_op import directions
 
 from tests.ops.triton.compiling import report_launches
+from varla.ops.triton.features import scaled_features
 
 
 def main(arch: int, dtype: torch.dtype, D: int) -> None:
     report_launches(arch)
     x, beta = (torch.randn(2, 100, 3, size).to(dtype).requires_grad_() for size in (D, 1))
     for kind, strength in (("elu1", None), ("identity", beta), ("elu1", beta)):
-        found = directions(x, strength, kind, strength is not None, 0.5, dtype)
+        found = scaled_features(x, strength, kind, strength is not None, 0.5, dtype)
         sum(y.sum() for y in found).backward()
 
 

@@ -7,28 +7,29 @@ REFRESH GAIN.
 import sys
 
 import torch
-from varla.ops.settings import VLASettings
 
+from reproduction import sequential
 from tests.ops.triton.compiling import report_launches
+from varla.ops.fused.triton.decode import decode_
+from varla.ops.memory.triton.recurrent import recurrent_triton
 from varla.ops.state import VLAState
-from varla.ops.triton import decode, sequential, token_rows
+from varla.ops.vla import VLASettings
 
 
 def main(arch: int, dtype: torch.dtype, D: int, DV: int, refresh: int | None, gain: str) -> None:
     report_launches(arch)
-    for module in (decode, sequential):
-        module.cannot_launch = lambda *_, **__: None  # there is no GPU, and no matter
+    sequential.cannot_launch = lambda *_, **__: None  # there is no GPU, and no matter
     B, H, T = 2, 2, 100
-    settings = VLASettings(0.1, refresh, 1e-3, 1e-4, gain, "elu1", D**-0.5, True, True, True)
+    settings = VLASettings(refresh_every=refresh, gain=gain)  # type: ignore[arg-type]
     state = VLAState.zeros({"B": B, "H": H, "D": D, "Dv": DV}, torch.float32, torch.device("cpu"))
     q, k, v, u = (torch.randn(B, T, H, d).to(dtype) for d in (D, D, DV, D))
-    decode.vla_decode_(*(x[:, 0] for x in (q, k, v, u)), state, settings)
+    decode_(*(x[:, 0] for x in (q, k, v, u)), *state.tensors().values(), *settings.halves())
     sequential.vla_sequential(q, k, v, u, state, settings)
     S = state.S.requires_grad_()
     wide = [x.float().requires_grad_() for x in (q, k)]
     gate, beta = (torch.ones(B, T, H, *more).requires_grad_() for more in ((DV,), ()))
     for g, b, error in ((gate, None, True), (None, beta, True), (None, None, False)):
-        o, *_ = token_rows.rows_triton(*wide, v.requires_grad_(), g, b, S, None, error, True)
+        o, *_ = recurrent_triton(*wide, v.requires_grad_(), g, b, S, None, error, True)
         o.sum().backward()
 
 

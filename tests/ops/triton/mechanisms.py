@@ -1,6 +1,5 @@
 """Linear attention and the delta rules by their kernels: inputs, results, and how they are held against the loops."""
 
-import importlib
 from typing import Any
 
 import pytest
@@ -24,8 +23,7 @@ State = varla.LinearAttentionState | varla.DeltaRuleState
 
 def go_token_by_token(monkeypatch: pytest.MonkeyPatch, up_to: int) -> None:
     """From so many tokens on, the kernels of linear attention and the delta rule go in chunks."""
-    for module in ("linear_attention", "delta_rule"):
-        monkeypatch.setattr(importlib.import_module(f"varla.ops.{module}"), "KERNEL_TOKENS", up_to)
+    monkeypatch.setattr("varla.ops.memory.triton.op.RECURRENT_TOKENS", up_to)
 
 
 def make(

@@ -1,30 +1,43 @@
 """No kernel reads or writes outside its tensors, at odd sizes and in every type of buffer."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 import varla
-from tests.ops.triton.cases import settings, state_on
+from tests.ops.triton.cases import state_on
 from tests.ops.triton.mechanisms import go_token_by_token
 
 pytest.importorskip("triton")
 
 import triton
 import triton.language as tl
-from varla.ops.triton.configuration import Precision
-from varla.ops.triton.sequential import vla_sequential
 
+from reproduction.sequential import vla_sequential
 from varla.ops.backends import triton_interpreted
+from varla.ops.fused.triton import op as fused
+from varla.ops.memory.triton import op as memory_op
 from varla.ops.triton.convolution import convolve
+from varla.ops.triton.launcher import Precision
+from varla.ops.vla import VLASettings
 
 pytestmark = pytest.mark.skipif(not triton_interpreted(), reason="on a GPU, compute-sanitizer does this")
 
 if triton_interpreted():
     from tests.ops.triton.bounds import OutOfBounds, watched
 
-PREPARED = ("directions_forward", "directions_backward")  # queries and keys, before a mechanism's own kernels
+
+@pytest.fixture(autouse=True)
+def _launchers_anew() -> Iterator[None]:
+    """Launchers are kept from call to call, with the precision they were made for."""
+    yield
+    for cached in (fused.launchers, memory_op.launcher):
+        cached.cache_clear()
+
+
+PREPARED = ("features_forward", "features_backward")  # queries and keys, before a mechanism's own kernels
 
 
 @triton.jit
@@ -72,7 +85,9 @@ def test_vla(
 ) -> None:
     """Buffers between kernels as on a GPU, but for how operands of products are rounded."""
     exact = Precision(buffer, "tf32x3", "tf32x3", "tf32x3")
-    monkeypatch.setattr(Precision, "of", classmethod(lambda cls, dtype, D, interpreted: exact))
+    fused.launchers.cache_clear()
+    memory_op.launcher.cache_clear()
+    monkeypatch.setattr(Precision, "of", classmethod(lambda *_: exact))
     names = both(varla.vla, inputs(2, T, H, D, Dv, buffer), refresh_every=period)
     assert {"forward_walk", "prepare", "scan", "read", "turn", "scan_backward", "unread", "finish"} <= names
     assert ("direction_walk" if period else "direction_backward") in names
@@ -93,7 +108,9 @@ def test_packed() -> None:
 @pytest.mark.parametrize("buffer", [torch.float32, torch.bfloat16])
 def test_others_in_chunks(buffer: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     exact = Precision(buffer, "tf32x3", "tf32x3", "tf32x3")
-    monkeypatch.setattr(Precision, "of", classmethod(lambda cls, dtype, D, interpreted: exact))
+    fused.launchers.cache_clear()
+    memory_op.launcher.cache_clear()
+    monkeypatch.setattr(Precision, "of", classmethod(lambda *_: exact))
     go_token_by_token(monkeypatch, up_to=0)
     q, k, v, _ = inputs(2, 70, 2, 5, 40, buffer)
     gate = torch.rand(2, 70, 2).to(buffer).requires_grad_()
@@ -105,17 +122,17 @@ def test_others_in_chunks(buffer: torch.dtype, monkeypatch: pytest.MonkeyPatch) 
 def test_token_by_token(D: int, Dv: int) -> None:
     q, k, v, _ = inputs(1, 19, 2, D, Dv, torch.float32)
     gate = torch.rand(1, 19, 2, Dv, requires_grad=True)
-    walked = {"rows_forward", "rows_backward"}
+    walked = {"recurrent_forward", "recurrent_backward"}
     assert both(varla.linear_attention, [q, k, v]) == {*walked, *PREPARED}
     assert both(varla.delta_rule, [q, k, v, gate[..., 0]]) == {*walked, *PREPARED}
-    assert both(varla.decayed_delta_rule, [q, k, v, -gate]) == walked
+    assert both(varla.decayed_delta_rule, [q, k, v, -gate]) == {*walked, *PREPARED}
 
 
 def test_decode_and_the_sequential_kernel() -> None:
     x = [y.detach() for y in inputs(2, 19, 2, 8, 12, torch.float32)]
     with watched() as names, torch.no_grad():
         varla.vla_step(*(y[:, 0] for y in x), state_on("cpu", D=8, Dv=12), backend="triton")
-        vla_sequential(*x, state_on("cpu", D=8, Dv=12), settings(8))
+        vla_sequential(*x, state_on("cpu", D=8, Dv=12), VLASettings())
     assert names == {"decode_token", "walk_tokens"}
 
 

@@ -19,7 +19,7 @@ triton = pytest.importorskip("triton")
 )
 def test_compiles_and_fits(arch: int, dtype: str, D: int, DV: int, refresh: int, gain: str) -> None:
     found = compiled("compiling_tokens", arch, dtype, D, DV, refresh, gain)
-    each = ["rows_forward", "rows_backward"]  # with a gate, with a strength, with neither
+    each = ["recurrent_forward", "recurrent_backward"]  # with a gate, with a strength, with neither
     assert [x["kernel"] for x in found] == ["decode_token", "walk_tokens", *each, *each, *each]
     decode, walk, *others = found
     assert decode["reg"] * decode["num_warps"] * 32 * 2 <= 65536, decode  # two programs to a multiprocessor

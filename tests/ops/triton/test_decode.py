@@ -7,11 +7,12 @@ import torch
 
 import varla
 from tests.ops.cases import randn, vla_inputs, vla_state
-from tests.ops.triton.cases import DEVICE, SETTINGS, assert_near, gpu, of_type, relative, settings, state_on
+from tests.ops.triton.cases import DEVICE, SETTINGS, assert_near, gpu, of_type, relative, state_on
 
 pytest.importorskip("triton")
 
-from varla.ops.triton.decode import decode_, vla_decode_
+from varla.ops.fused.triton.decode import decode_
+from varla.ops.vla import VLASettings
 
 
 def assert_agrees(inputs: list[torch.Tensor], state: varla.VLAState, tolerance: float = 1e-5, **options: Any) -> None:
@@ -202,28 +203,11 @@ def test_unknown_arguments() -> None:
         varla.vla_step(*inputs, inplace="yes")  # type: ignore[arg-type]
 
 
-def test_the_function_below() -> None:
-    inputs = [x[:, 0].float().to(DEVICE) for x in vla_inputs(1, D=16, Dv=16)]
-    state = state_on(DEVICE)
-    wanted = varla.vla_step(*inputs, state, backend="triton")
-    assert_near((vla_decode_(*inputs, state, settings(16)), state), wanted, 0)
-    with pytest.raises(ValueError, match="k must have shape"):
-        vla_decode_(inputs[0], inputs[1][..., :5], *inputs[2:], state, settings(16))
-    with pytest.raises(TypeError, match="state must be a VLAState"):
-        vla_decode_(*inputs, None, settings(16))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="the decode kernel has no backward, and q requires grad"):
-        vla_decode_(inputs[0].requires_grad_(), *inputs[1:], state, settings(16))
-    with pytest.raises(RuntimeError, match="the decode kernel cannot run here: the kernels compute in float32"):
-        vla_decode_(*(x.double() for x in inputs), state, settings(16))
-
-
 def test_it_compiles_whole() -> None:
-    from varla.ops.chunk import encode
-
     inputs = [x[:, 0].float().to(DEVICE) for x in vla_inputs(1, D=16, Dv=16)]
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    arguments = (*inputs, *state_on(DEVICE).tensors().values(), encode(settings(16)))
-    assert set(torch.library.opcheck(decode_, arguments, test_utils=checks).values()) == {"SUCCESS"}
+    arguments = decode_.flatten((*inputs, *state_on(DEVICE).tensors().values(), *VLASettings().halves()))
+    assert set(torch.library.opcheck(decode_.registered, arguments, test_utils=checks).values()) == {"SUCCESS"}
 
     def step(state: varla.VLAState, *token: torch.Tensor) -> torch.Tensor:
         return 2 * varla.vla_step(*token, state, inplace=True, backend="triton")[0]

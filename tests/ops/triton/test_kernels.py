@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from varla.ops.settings import VLASettings
 
 import varla
 from tests.ops.cases import randn, vla_inputs, vla_state, with_gradients
 from tests.ops.triton.cases import DEVICE, SETTINGS, assert_fakes_agree, gpu, of_type, relative
-from varla.ops.chunk import encode
+from varla.ops.vla import VLASettings
 
 pytest.importorskip("triton")
-importlib.import_module("varla.ops.triton")  # registers the operator
+vla_triton = importlib.import_module("varla.ops.fused.triton.op").vla_triton
 
 NO_REFRESH: dict[str, Any] = {"refresh_every": None}
 
@@ -181,10 +180,10 @@ def test_the_operator_is_registered_right(packed: bool) -> None:
     cu_seqlens = torch.tensor([0, 3, 70], device=DEVICE) if packed else None
     state = vla_state(2, 2, 16, 16)
     memory = [x.float().to(DEVICE).requires_grad_() for x in (state.S, state.A, state.z)]
-    settings = VLASettings(0.1, 20, 1e-3, 1e-4, "unit", "elu1", 0.25, True, True, True)
-    arguments = (inputs, memory, state.t.to(DEVICE), cu_seqlens, encode(settings), True)
+    halves = VLASettings(penalty_scale=0.25).halves()
+    arguments = vla_triton.flatten((*inputs, *memory, state.t.to(DEVICE), cu_seqlens, *halves, True))
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    found = torch.library.opcheck(torch.ops.varla.vla_triton.default, arguments, test_utils=checks)
+    found = torch.library.opcheck(vla_triton.registered, arguments, test_utils=checks)
     assert set(found.values()) == {"SUCCESS"}
     call = partial(torch.ops.varla.vla_triton, *arguments)
     assert_fakes_agree(call, [*inputs, *memory], "vla_triton", "vla_triton_backward")
@@ -232,7 +231,7 @@ class TestOnTheGPU:
     @pytest.mark.parametrize(("D", "Dv"), [(8, 8), (24, 24), (16, 8), (64, 24), (32, 100), (32, 64), (64, 16)])
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     def test_low_precision_at_widths_that_ptxas_gets_wrong(self, D: int, Dv: int, dtype: torch.dtype) -> None:
-        """Version 12.8, where tiles are narrow: see EVEN in varla/ops/triton/configuration.py.
+        """Version 12.8, where tiles are narrow: see EVEN_BYTES in src/varla/ops/triton/launcher.py.
 
         du at 24 x 24 in bfloat16 is 1.01e-2 on an H200. It comes of a and E, kept in bfloat16: see RESULTS.md.
         """

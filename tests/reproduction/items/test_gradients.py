@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from varla.ops.reference import apply, outer
 
 from reproduction.items.gradients import HORIZONS, ITEM, growth
 from reproduction.items.recurrence import Inputs, draw, trajectory
 from reproduction.verdicts import CONDITIONAL, FALSE, NOT_REPRODUCED, REPRODUCED
 from tests.reproduction.fabricate import all_of, judged
+from varla.ops.algebra import apply, outer
 
 
 def test_growth_is_what_autograd_finds():

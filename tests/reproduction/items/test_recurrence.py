@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from varla.ops.reference import apply, outer
 
 import varla
 from reproduction.items.recurrence import Inputs, draw, spectral_norm, trajectory, transition, unit_norm
+from varla.ops.algebra import apply, outer
 from varla.ops.features import unit
 
 

@@ -1,8 +1,8 @@
 """The specification of `directions`: lines 8 to 18 of Algorithm 1, one token at a time, in plain PyTorch with autograd.
 
-Names follow the paper: A inverse penalty, u penalty direction, alpha write direction. Two clamps of Algorithm 1 are left
-out on purpose. That of delta would only hide that A has lost positive definiteness: else delta is at least 1. Those of
-the norms are for the zero vector alone, for which see `features.unit`.
+Names follow the paper: A inverse penalty, u penalty direction, alpha write direction. Two clamps of Algorithm 1 are
+left out on purpose. That of delta would only hide that A has lost positive definiteness: else delta is at least 1.
+Those of the norms are for the zero vector alone, for which see `features.unit`.
 """
 
 import torch

@@ -84,9 +84,9 @@ class Precision:
         return self.dot == "bf16"
 
     @classmethod
-    def of(cls, dtype: torch.dtype, D: int) -> "Precision":
+    def of(cls, dtype: torch.dtype, D: int, interpreted: bool | None = None) -> "Precision":
         """For inputs of the given type and keys of width D. Triton's interpreter knows no bfloat16 products."""
-        full = triton_interpreted() or D < NARROW
+        full = D < NARROW or (triton_interpreted() if interpreted is None else interpreted)
         if dtype == torch.bfloat16 and not full:
             return cls(dtype, "bf16", "bf16x3", "bf16x3")
         if dtype == torch.float16 and not full:

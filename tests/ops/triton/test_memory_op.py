@@ -19,9 +19,12 @@ from tests.ops.triton.mechanisms import (
     make,
     outcome,
 )
+from varla.ops.memory.settings import MemorySettings
 from varla.ops.triton.plan import CHUNK
 
 pytest.importorskip("triton")
+
+from varla.ops.memory.triton.op import memory_triton
 
 CHUNKED = ("linear", "delta")
 
@@ -36,11 +39,11 @@ def test_this_is_about_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*arguments: Any) -> None:
         raise AssertionError("token by token")
 
-    monkeypatch.setattr("varla.ops.triton.rows_triton", never)
+    monkeypatch.setattr("varla.ops.memory.triton.op.recurrent_triton", never)
     for kind in CHUNKED:
         outcome(kind, *make(kind, 3), torch.float32, DEVICE, backend="triton")
     monkeypatch.undo()
-    monkeypatch.setattr("varla.ops.triton.rows_triton", never)
+    monkeypatch.setattr("varla.ops.memory.triton.op.recurrent_triton", never)
     for kind in CHUNKED:
         with pytest.raises(AssertionError, match="token by token"):
             outcome(kind, *make(kind, 3), torch.float32, DEVICE, backend="triton")
@@ -116,12 +119,13 @@ def test_every_element_is_written(kind: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_as_an_operator(error: bool) -> None:
     q, k, v, a = (randn(B, 5, H, d, seed=i).float().to(DEVICE).requires_grad_() for i, d in enumerate((8, 8, 6, 8)))
     S, z = (randn(B, H, *shape, seed=5).float().to(DEVICE).requires_grad_() for shape in ((6, 8), (8,)))
-    arguments = (q, k, v, a, S, z, None, 1e-4, not error, error, True)
+    settings = MemorySettings(feature_map="identity", normalizer=not error, normalize_key=False, error=error)
+    arguments = memory_triton.flatten((q, k, v, a, S, z, None, settings, True))
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    found = torch.library.opcheck(torch.ops.varla.chunks_triton.default, arguments, test_utils=checks)
+    found = torch.library.opcheck(memory_triton.registered, arguments, test_utils=checks)
     assert set(found.values()) == {"SUCCESS"}
-    call = partial(torch.ops.varla.chunks_triton, *arguments)
-    assert_fakes_agree(call, [q, k, v, a, S, z], "chunks_triton", "chunks_triton_backward")
+    call = partial(memory_triton.registered, *arguments)
+    assert_fakes_agree(call, [q, k, v, a, S, z], "memory_triton", "memory_triton_backward")
 
 
 def test_double_backward_is_refused() -> None:

@@ -12,9 +12,8 @@ from varla.ops import features
 
 pytest.importorskip("triton")
 
-from varla.ops.triton.feature_op import NUMBERS, directions, directions_triton
-
-from varla.ops.triton import feature_op
+from varla.ops.triton import features as feature_kernels
+from varla.ops.triton.features import NUMBERS, features_triton, scaled_features
 
 Given = tuple[Tensor, Tensor | None]
 
@@ -47,8 +46,8 @@ def outcome(
 def assert_agrees(
     given: Given, kind: str = "identity", normalize: bool = True, scale: float = 0.3, tolerance: float = 1e-6
 ) -> dict[str, Tensor]:
-    got = outcome(directions_triton, given, DEVICE, torch.float32, kind, normalize, scale, torch.float32)
-    wanted = outcome(features.directions, given, "cpu", torch.float64, kind, normalize, scale, torch.float64)
+    got = outcome(features_triton, given, DEVICE, torch.float32, kind, normalize, scale, torch.float32)
+    wanted = outcome(features.scaled_features, given, "cpu", torch.float64, kind, normalize, scale, torch.float64)
     if given[0].shape[-1] == 1 and normalize:  # nothing but rounding: one number has no direction to change
         assert got.pop("dx").abs().max() <= tolerance * (1 / given[0]).abs().max()
         wanted.pop("dx")
@@ -79,7 +78,7 @@ def test_the_adjoints_are_those_written_by_hand(kind: str) -> None:
     phi = features.feature(x, kind)
     wanted = features.feature_backward(features.unit_backward(dy, *features.unit(phi)), phi, kind)
     leaf = x.clone().requires_grad_()
-    (got,) = torch.autograd.grad(directions_triton(leaf, None, kind, True, 1.0, torch.float32), leaf, [dy])
+    (got,) = torch.autograd.grad(features_triton(leaf, None, kind, True, 1.0, torch.float32), leaf, [dy])
     assert relative(got, wanted) <= 1e-6
 
 
@@ -98,7 +97,7 @@ def test_a_vector_without_direction_stays_zero(kind: str, value: float) -> None:
     """Zero, nothing but denormal numbers, or features that vanish."""
     x, beta = make(9, 24)
     x[:, 3] = value
-    found = outcome(directions_triton, (x, beta), DEVICE, torch.float32, kind, True, 0.3, torch.float32)
+    found = outcome(features_triton, (x, beta), DEVICE, torch.float32, kind, True, 0.3, torch.float32)
     for name, each in found.items():
         assert not each[:, 3].any(), name
         assert each[:, 4].all(), name
@@ -112,8 +111,8 @@ def test_nan_stays_where_it_is(normalize: bool, kind: str) -> None:
     x, beta = make(9, 24)
     x[:, 3, :, 7] = float("nan")
     settings = (kind, normalize, 0.3, torch.float32)
-    got = outcome(directions_triton, (x, beta), DEVICE, torch.float32, *settings)
-    wanted = outcome(features.directions, (x, beta), "cpu", torch.float32, *settings)
+    got = outcome(features_triton, (x, beta), DEVICE, torch.float32, *settings)
+    wanted = outcome(features.scaled_features, (x, beta), "cpu", torch.float32, *settings)
     for name in wanted:
         assert torch.equal(got[name].isnan().cpu(), wanted[name].isnan()), name
 
@@ -127,8 +126,8 @@ def test_rounded_once(kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyP
     assert beta is not None
     given = x.to(dtype), beta.to(dtype)
     for to in (dtype, torch.float32):
-        got = outcome(directions_triton, given, DEVICE, dtype, kind, True, 0.3, to)
-        wanted = outcome(features.directions, given, "cpu", dtype, kind, True, 0.3, to)
+        got = outcome(features_triton, given, DEVICE, dtype, kind, True, 0.3, to)
+        wanted = outcome(features.scaled_features, given, "cpu", dtype, kind, True, 0.3, to)
         for name in wanted:
             apart = got[name].cpu() != wanted[name]
             assert wanted[name].dtype == torch.float32 or apart.double().mean() <= 0.01, name
@@ -140,18 +139,18 @@ def test_nothing_to_do_costs_nothing() -> None:
     settings: dict[str, Any] = {
         "beta": None, "feature_map": "identity", "normalize": False, "scale": 1.0, "dtype": torch.float32
     }  # fmt: skip
-    (found,) = directions(x, **settings)
+    (found,) = scaled_features(x, **settings)
     assert found is x
     changes = {"beta": beta, "feature_map": "elu1", "normalize": True, "scale": 0.5, "dtype": torch.bfloat16}
     for name, value in changes.items():
-        assert directions(x, **{**settings, name: value})[0] is not x, name
+        assert scaled_features(x, **{**settings, name: value})[0] is not x, name
 
 
 @pytest.mark.parametrize("beta", [False, True])
 @pytest.mark.parametrize(("B", "T"), [(2, 0), (0, 3)])
 def test_nothing_to_take(B: int, T: int, beta: bool) -> None:
     found = outcome(
-        directions_triton, make(T, 5, beta=beta, B=B), DEVICE, torch.float32, "elu1", True, 0.3, torch.bfloat16
+        features_triton, make(T, 5, beta=beta, B=B), DEVICE, torch.float32, "elu1", True, 0.3, torch.bfloat16
     )
     assert found["y"].shape == found["dx"].shape == (B, T, 2, 5)
 
@@ -160,17 +159,17 @@ def test_inputs_in_any_memory_order() -> None:
     settings: tuple[Any, ...] = (DEVICE, torch.float32, "elu1", True, 0.3, torch.float32)
     x, beta = make(9, 5)
     assert beta is not None
-    wanted = outcome(directions_triton, (x, beta), *settings)
+    wanted = outcome(features_triton, (x, beta), *settings)
     wide = torch.stack((beta, -beta), -1).flatten(-2)[..., ::2]
     for other in (x.mT.contiguous().mT, x.transpose(1, 2).contiguous().transpose(1, 2)):
         assert not other.is_contiguous()
-        found = outcome(directions_triton, (other, wide), *settings)
+        found = outcome(features_triton, (other, wide), *settings)
         assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
 def test_gradients_in_any_memory_order() -> None:
     x, beta = (y.float().to(DEVICE).requires_grad_() for y in make(9, 5) if y is not None)
-    y = directions_triton(x, beta, "elu1", True, 0.3, torch.float32)
+    y = features_triton(x, beta, "elu1", True, 0.3, torch.float32)
     slopes = [randn(*each.shape, seed=i).float().to(DEVICE) for i, each in enumerate(y)]
     turned = [each.mT.contiguous().mT for each in slopes]
     first, second = (torch.autograd.grad(y, [x, beta], each, retain_graph=True) for each in (slopes, turned))
@@ -185,8 +184,8 @@ def test_one_of_two_outputs_used(used: int) -> None:
         return torch.autograd.grad(y.square().sum() + y.sum(), leaves, materialize_grads=True)
 
     got, wanted = (
-        gradients(directions_triton, DEVICE, torch.float32),
-        gradients(features.directions, "cpu", torch.float64),
+        gradients(features_triton, DEVICE, torch.float32),
+        gradients(features.scaled_features, "cpu", torch.float64),
     )
     assert all(relative(a, b) <= 1e-6 for a, b in zip(got, wanted, strict=True))
 
@@ -196,14 +195,14 @@ def test_every_element_is_written(beta: bool, monkeypatch: pytest.MonkeyPatch) -
     """The same bits where memory that is asked for holds NaN."""
     given = make(NUMBERS // 8 + 3, 5, beta=beta)
     settings: tuple[Any, ...] = (DEVICE, torch.float32, "elu1", True, 0.3, torch.float32)
-    clean = outcome(directions_triton, given, *settings)
+    clean = outcome(features_triton, given, *settings)
 
     def poisoned(like: Tensor, **options: Any) -> Tensor:
         return torch.full_like(like, float("nan"), **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(feature_op.torch, "empty_like", poisoned)
-        found = outcome(directions_triton, given, *settings)
+        patch.setattr(feature_kernels.torch, "empty_like", poisoned)
+        found = outcome(features_triton, given, *settings)
     assert all(torch.equal(found[name], clean[name]) for name in clean)
 
 
@@ -216,7 +215,7 @@ def test_second_derivatives_are_the_plain_forms(kind: str, beta: bool) -> None:
         first = torch.autograd.grad(sum((y + 1).pow(3).sum() for y in found), leaves, create_graph=True)
         return list(torch.autograd.grad(sum(g.square().sum() for g in first), leaves))
 
-    got, wanted = twice(directions_triton, DEVICE, torch.float32), twice(features.directions, "cpu", torch.float64)
+    got, wanted = twice(features_triton, DEVICE, torch.float32), twice(features.scaled_features, "cpu", torch.float64)
     assert all(relative(a, b) <= 1e-5 for a, b in zip(got, wanted, strict=True))
 
 
@@ -227,13 +226,13 @@ def test_the_operator_is_registered_right(beta: bool, dtype: torch.dtype) -> Non
     assert x is not None
     arguments = (x, strength, "elu1", True, 0.3, dtype)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    found = torch.library.opcheck(torch.ops.varla.directions_triton.default, arguments, test_utils=checks)
+    found = torch.library.opcheck(torch.ops.varla.features_triton.default, arguments, test_utils=checks)
     assert set(found.values()) == {"SUCCESS"}
     leaves = [y for y in (x, strength) if y is not None]
-    names = ("directions_triton", "directions_triton_backward")
-    assert_fakes_agree(lambda: directions_triton(*arguments), leaves, *names)
+    names = ("features_triton", "features_triton_backward")
+    assert_fakes_agree(lambda: features_triton(*arguments), leaves, *names)
     turned = x.detach().mT.contiguous().mT.requires_grad_()
-    assert_fakes_agree(lambda: directions_triton(turned, *arguments[1:]), [turned], *names)
+    assert_fakes_agree(lambda: features_triton(turned, *arguments[1:]), [turned], *names)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +240,7 @@ def test_the_operator_is_registered_right(beta: bool, dtype: torch.dtype) -> Non
 )
 def test_compiles_without_spills(arch: int, dtype: str, D: int) -> None:
     found = compiled("compiling_features", arch, dtype, D)
-    assert [kernel["kernel"] for kernel in found] == ["directions_forward", "directions_backward"] * 3
+    assert [kernel["kernel"] for kernel in found] == ["features_forward", "features_backward"] * 3
     assert not [kernel for kernel in found if kernel["stack"] or kernel["unwritten"]]
     assert max(kernel["reg"] for kernel in found) <= 96, found  # five programs to a multiprocessor
 
@@ -259,9 +258,9 @@ class TestOnTheGPU:
             for normalize in (False, True):
                 x, strength = (None if y is None else y.to(dtype).double() for y in make(T, D, H, beta, B))
                 assert x is not None
-                got = outcome(directions_triton, (x, strength), "cuda", dtype, kind, normalize, 0.3, dtype)
+                got = outcome(features_triton, (x, strength), "cuda", dtype, kind, normalize, 0.3, dtype)
                 settings = (kind, normalize, 0.3, torch.float64)
-                wanted = outcome(features.directions, (x, strength), "cpu", torch.float64, *settings)
+                wanted = outcome(features.scaled_features, (x, strength), "cpu", torch.float64, *settings)
                 bound = 1e-6 if dtype == torch.float32 else torch.finfo(dtype).eps
                 errors = {name: relative(got[name], wanted[name]) for name in wanted}
                 assert not {name: error for name, error in errors.items() if not error <= bound}
@@ -272,12 +271,12 @@ class TestOnTheGPU:
     def test_more_numbers_than_int32_counts(self) -> None:
         """Only the last rows, and only that they are as those before."""
         x = torch.randn(64, device="cuda", dtype=torch.bfloat16).expand(1, 2**25 + 3, 1, 64).contiguous()
-        (y,) = directions_triton(x.requires_grad_(), None, "elu1", True, 1.0, torch.bfloat16)
+        (y,) = features_triton(x.requires_grad_(), None, "elu1", True, 1.0, torch.bfloat16)
         (dx,) = torch.autograd.grad(y, x, x.detach())
         for each in (y, dx):
             assert torch.equal(each[:, -5:], each[:, :1].expand(-1, 5, -1, -1))
 
     def test_the_same_twice(self) -> None:
         settings: tuple[Any, ...] = ("cuda", torch.float32, "elu1", True, 0.3, torch.float32)
-        first, second = (outcome(directions_triton, make(700, 64, 8), *settings) for _ in range(2))
+        first, second = (outcome(features_triton, make(700, 64, 8), *settings) for _ in range(2))
         assert all(torch.equal(first[name], second[name]) for name in first)

@@ -1,4 +1,4 @@
-"""Compiling ahead covers what any length and batch launches."""
+"""Precompiling covers what any length and batch launches."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,21 +9,25 @@ import torch
 
 triton = pytest.importorskip("triton")
 
-from varla.ops.triton.configuration import NARROW, Precision, Shape  # noqa: E402
-from varla.ops.triton.pipeline import Pipeline  # noqa: E402
-from varla.ops.triton.s_part import SPart  # noqa: E402
-
-from tests.ops.triton.cases import settings  # noqa: E402
 from tests.ops.triton.test_compiling_chunks import SHARED_BY_BOTH  # noqa: E402
-from varla.ops.triton import ahead, information, memory, penalty  # noqa: E402
+from varla.ops.directions.triton import inverse, walk  # noqa: E402
+from varla.ops.directions.triton.launch import DirectionLauncher  # noqa: E402
+from varla.ops.fused.triton.op import Launchers, rehearse  # noqa: E402
+from varla.ops.memory.settings import MemorySettings  # noqa: E402
+from varla.ops.memory.triton import kernels  # noqa: E402
+from varla.ops.memory.triton.launch import MemoryLauncher  # noqa: E402
+from varla.ops.triton import launcher, precompile  # noqa: E402
+from varla.ops.triton.launcher import NARROW, Precision, Shape  # noqa: E402
 from varla.ops.triton.plan import make_plan, span_length  # noqa: E402
+from varla.ops.vla import VLASettings  # noqa: E402
 
 KERNELS = [
     (module, name)
-    for module in (information, memory, penalty)
+    for module in (inverse, walk, kernels)
     for name, value in vars(module).items()
     if hasattr(value, "warmup") or type(value).__name__ == "InterpretedFunction"
-]
+] + [(launcher, "running_sum")]
+CPU = torch.device("cpu")
 
 
 class Recorder:
@@ -55,22 +59,29 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> set[tuple[Any, ...]]:
     return kernels
 
 
+def launchers(shape: Shape, precision: Precision, **options: Any) -> Launchers:
+    along, held = VLASettings(**options).halves()
+    plan = make_plan((64,), 64, CPU)
+    return DirectionLauncher(plan, shape, precision, along), MemoryLauncher(plan, shape, precision, held)
+
+
 @pytest.mark.parametrize("H", [1, 4, 16, 100])
 @pytest.mark.parametrize("refresh_every", [20, None])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_no_length_and_no_batch_needs_another_kernel(
     H: int, refresh_every: int | None, dtype: torch.dtype, seen: set[tuple[Any, ...]]
 ) -> None:
-    D, cpu = 64, torch.device("cpu")
-    precision = Precision.of(dtype, D, interpreted=False)
-    shape = Shape.of(H, D, D, precision.buffer)
-    pipeline = Pipeline(make_plan((64,), 64, cpu), shape, precision, settings(D, refresh_every=refresh_every))
-    ahead.rehearse_all(pipeline, dtype, cpu, backward=True, started=[])
+    D, precision = 64, Precision.of(dtype, 64, interpreted=False)
+    pair = launchers(Shape.of(H, D, D, precision.buffer), precision, refresh_every=refresh_every)
+
+    def call(tokens: int, plan: Any, started: list[Any]) -> None:
+        rehearse(pair, tokens, plan, started, dtype, CPU, True)
+
+    precompile.rehearse_all(call, H, CPU, started=[])
     known = set(seen)
     assert {"forward_walk", "scan", "finish", "backward_walk"} <= {name for name, *_ in known}
     for lengths in ((1,), (64,), (700,), (2500,), (65,) * 9, (70,) * (130 // H + 1), (3, 0, 70, 1, 1500), (0, 5)):
-        plan = make_plan(lengths, span_length(sum(lengths), H), cpu)
-        Pipeline(plan, shape, precision, pipeline.settings).rehearse(sum(lengths), dtype, cpu, backward=True)
+        call(sum(lengths), make_plan(lengths, span_length(sum(lengths), H), CPU), [])
         assert seen <= known, (lengths, seen - known)
 
 
@@ -80,24 +91,26 @@ def test_no_length_and_no_batch_needs_another_kernel(
 def test_nor_do_the_delta_rule_and_linear_attention(
     H: int, error: bool, dtype: torch.dtype, seen: set[tuple[Any, ...]]
 ) -> None:
-    D, cpu = 64, torch.device("cpu")
-    precision = Precision.of(dtype, D, interpreted=False)
-    chosen = settings(D, gain="raw", feature_map="identity", normalizer=not error, normalize_key=False)
-    part = SPart(make_plan((64,), 64, cpu), Shape.of(H, D, D, precision.buffer), precision, chosen, error=error)
-    ahead.rehearse_all(part, dtype, cpu, backward=True, started=[])
+    D, precision = 64, Precision.of(dtype, 64, interpreted=False)
+    settings = MemorySettings(feature_map="identity", normalizer=not error, normalize_key=False, error=error)
+    held = MemoryLauncher(make_plan((64,), 64, CPU), Shape.of(H, D, D, precision.buffer), precision, settings)
+
+    def call(tokens: int, plan: Any, started: list[Any]) -> None:
+        replace(held, plan=plan, dry=started).rehearse(tokens, dtype, CPU, True)
+
+    precompile.rehearse_all(call, H, CPU, started=[])
     known = set(seen)
     assert {name for name, *_ in known} == {*SHARED_BY_BOTH, *(["turn"] if error else [])}
     for lengths in ((1,), (700,), (65,) * 9, (3, 0, 70, 1, 1500)):
-        plan = make_plan(lengths, span_length(sum(lengths), H), cpu)
-        replace(part, plan=plan).rehearse(sum(lengths), dtype, cpu, backward=True)
+        call(sum(lengths), make_plan(lengths, span_length(sum(lengths), H), CPU), [])
         assert seen <= known, (lengths, seen - known)
 
 
 def test_odd_sizes_over_the_memory_of_others(seen: set[tuple[Any, ...]]) -> None:
     """In bfloat16 with Dv=128 dP lies where dS did, whatever D is."""
-    D, cpu, precision = 17, torch.device("cpu"), Precision.of(torch.bfloat16, 17, interpreted=False)
-    pipeline = Pipeline(make_plan((70,), 256, cpu), Shape.of(2, D, 128, precision.buffer), precision, settings(D))
-    pipeline.rehearse(70, torch.bfloat16, cpu, backward=True)
+    D, precision = 17, Precision.of(torch.bfloat16, 17, interpreted=False)
+    pair = launchers(Shape.of(2, D, 128, precision.buffer), precision)
+    rehearse(pair, 70, make_plan((70,), 256, CPU), [], torch.bfloat16, CPU, True)
     assert "finish" in {name for name, *_ in seen}
 
 
@@ -112,5 +125,5 @@ def test_no_launcher_is_built_twice() -> None:
         return SimpleNamespace(src=SimpleNamespace(signature=dict(enumerate(types))))
 
     kernels = [kernel("*fp32", "i32"), kernel("*bf16", "i32"), kernel("*fp32", "i32"), kernel("*fp32", "constexpr")]
-    chosen = [each.src.signature for each in ahead._one_of_each(kernels)]
+    chosen = [each.src.signature for each in precompile._one_of_each(kernels)]
     assert chosen == [each.src.signature for each in (kernels[0], kernels[1], kernels[3])]

@@ -22,9 +22,8 @@ from tests.ops.triton.mechanisms import (
 
 pytest.importorskip("triton")
 
-from varla.ops.triton.token_rows import EVERY
-
-from varla.ops.triton import token_rows
+from varla.ops.memory.triton import recurrent
+from varla.ops.memory.triton.recurrent import EVERY
 
 
 @pytest.fixture(autouse=True)
@@ -132,11 +131,11 @@ def test_as_an_operator(kind: str) -> None:
     S = randn(B, H, 6, 8, seed=5).float().to(DEVICE).requires_grad_()
     arguments = (q, k, v, gate, beta, S, None, kind != "neither", True)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    found = torch.library.opcheck(torch.ops.varla.rows_triton.default, arguments, test_utils=checks)
+    found = torch.library.opcheck(torch.ops.varla.recurrent_triton.default, arguments, test_utils=checks)
     assert set(found.values()) == {"SUCCESS"}
     leaves = [x for x in (q, k, v, gate, beta, S) if x is not None]
-    call = partial(torch.ops.varla.rows_triton, *arguments)
-    assert_fakes_agree(call, leaves, "rows_triton", "rows_triton_backward")
+    call = partial(torch.ops.varla.recurrent_triton, *arguments)
+    assert_fakes_agree(call, leaves, "recurrent_triton", "recurrent_triton_backward")
 
 
 def test_what_it_refuses() -> None:
@@ -183,4 +182,4 @@ def test_slots_do_not_overlap() -> None:
             taken += [begin // EVERY + sequence + i for i in range(-(-length // EVERY))]
             begin += length
         assert len(set(taken)) == len(taken)
-        assert max(taken, default=0) < token_rows._slots(torch.empty(1, begin, 1, 1), len(lengths), True)
+        assert max(taken, default=0) < recurrent._slots(torch.empty(1, begin, 1, 1), len(lengths), True)

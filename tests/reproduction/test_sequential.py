@@ -7,16 +7,17 @@ import torch
 
 import varla
 from tests.ops.cases import randn, vla_inputs
-from tests.ops.triton.cases import DEVICE, SETTINGS, assert_near, gpu, of_type, relative, settings, state_on
+from tests.ops.triton.cases import DEVICE, SETTINGS, assert_near, gpu, of_type, relative, state_on
 
 pytest.importorskip("triton")
 
-from varla.ops.triton.sequential import vla_sequential
+from reproduction.sequential import vla_sequential
+from varla.ops.vla import VLASettings
 
 
 def assert_agrees(inputs: list[torch.Tensor], state: varla.VLAState, tolerance: float = 1e-5, **options: Any) -> None:
     before = state.clone()
-    got = vla_sequential(*inputs, state, settings(inputs[0].shape[-1], **options))
+    got = vla_sequential(*inputs, state, VLASettings(**options))
     exact = of_type(state, torch.float64).to("cpu")
     double = [x.double().cpu() for x in inputs]
     wanted = varla.vla(*double, initial_state=exact, return_state=True, backend="reference", **options)
@@ -43,7 +44,7 @@ def test_thirty_tokens() -> None:
 
 def test_low_precision_inputs() -> None:
     inputs = [x.to(DEVICE, torch.bfloat16) for x in vla_inputs(5, D=16, Dv=16)]
-    o, state = vla_sequential(*inputs, state_on(DEVICE), settings(16))
+    o, state = vla_sequential(*inputs, state_on(DEVICE), VLASettings())
     exact = of_type(state_on("cpu"), torch.float64)
     double = [x.double().cpu() for x in inputs]
     wanted, final = varla.vla(*double, initial_state=exact, return_state=True, backend="reference")
@@ -54,9 +55,9 @@ def test_low_precision_inputs() -> None:
 
 def test_nan_stays_in_its_row_and_head() -> None:
     inputs = [x.float().to(DEVICE) for x in vla_inputs(5, D=16, Dv=16)]
-    clean, _ = vla_sequential(*inputs, state_on(DEVICE), settings(16))
+    clean, _ = vla_sequential(*inputs, state_on(DEVICE), VLASettings())
     inputs[1][1, 2, 0, 3] = float("nan")
-    o, _ = vla_sequential(*inputs, state_on(DEVICE), settings(16))
+    o, _ = vla_sequential(*inputs, state_on(DEVICE), VLASettings())
     assert torch.equal(o[0], clean[0])
     assert torch.equal(o[1, :, 1], clean[1, :, 1])
     assert torch.equal(o[1, :2], clean[1, :2])
@@ -65,7 +66,7 @@ def test_nan_stays_in_its_row_and_head() -> None:
 
 def test_no_tokens() -> None:
     inputs, state = [x.float().to(DEVICE) for x in vla_inputs(0, D=16, Dv=16)], state_on(DEVICE)
-    o, final = vla_sequential(*inputs, state, settings(16))
+    o, final = vla_sequential(*inputs, state, VLASettings())
     assert o.shape == (2, 0, 2, 16)
     assert_near((o, final), (o, state), 0)
 
@@ -73,11 +74,11 @@ def test_no_tokens() -> None:
 def test_what_it_refuses() -> None:
     q, k, v, u = (x.float().to(DEVICE) for x in vla_inputs(3, D=16, Dv=16))
     with pytest.raises(ValueError, match="the sequential kernel has no backward, and k requires grad"):
-        vla_sequential(q, k.clone().requires_grad_(), v, u, state_on(DEVICE), settings(16))
+        vla_sequential(q, k.clone().requires_grad_(), v, u, state_on(DEVICE), VLASettings())
     with pytest.raises(RuntimeError, match=r"cannot run here: .* use backend='chunk' for float64"):
-        vla_sequential(*(x.double() for x in (q, k, v, u)), state_on(DEVICE), settings(16))
+        vla_sequential(*(x.double() for x in (q, k, v, u)), state_on(DEVICE), VLASettings())
     with pytest.raises(TypeError, match="state must be a VLAState"):
-        vla_sequential(q, k, v, u, None, settings(16))  # type: ignore[arg-type]
+        vla_sequential(q, k, v, u, None, VLASettings())  # type: ignore[arg-type]
 
 
 class TestOnTheGPU:
