@@ -8,8 +8,8 @@ from torch import Tensor
 
 from varla.ops.algebra import apply, dot, outer
 from varla.ops.directions.reference import penalty_step, write_direction
+from varla.ops.directions.settings import DirectionSettings
 from varla.ops.features import feature, unit
-from varla.ops.vla import VLASettings
 
 FORMS = ("v2", "v3", "rls")
 
@@ -38,17 +38,15 @@ class Inputs:
             raise ValueError(f"penalty must be 'root', 'unit' or 'none', got {self.penalty!r}")
 
     @property
-    def settings(self) -> VLASettings:
+    def settings(self) -> DirectionSettings:
         """The operator's settings. Recursive least squares has no refresh, which would make it something else."""
-        return VLASettings(
+        return DirectionSettings(
             lambda0=self.lambda0,
             refresh_every=None if self.form == "rls" else 20,
             refresh=1e-3,
-            eps=1e-4,
             gain="unit" if self.form == "v3" else "raw",
             feature_map=self.feature_map,
             penalty_scale=1.0 if self.penalty == "unit" else self.d**-0.5,
-            normalizer=True,
             normalize_key=self.form == "v3",
             update_penalty=self.penalty != "none",
         )

@@ -6,6 +6,7 @@ import torch
 import varla
 from tests.ops.cases import LENGTHS, assert_same, error, randn, with_gradients
 from varla.ops.chunk import plan
+from varla.ops.decayed_delta_rule import CHANNEL_LOOP_TOKENS
 
 B, H, D, DV = 2, 2, 5, 4
 FEATURES = [{"feature_map": "elu1"}, {"feature_map": "identity"}]

@@ -9,7 +9,8 @@ from varla.layers.base import FLOAT32, Layer
 from varla.ops import State, VLAState, vla, vla_step
 from varla.ops.algebra import apply, dot
 from varla.ops.directions.reference import write_direction
-from varla.ops.features import feature, unit
+from varla.ops.features import Features
+from varla.ops.vla import VLASettings
 
 
 class VLA(Layer):
@@ -23,41 +24,16 @@ class VLA(Layer):
     name = "vla"
     summary = "Variational Linear Attention (Algorithm 1 of the paper)"
 
-    def __init__(
-        self,
-        d_model: int,
-        n_heads: int,
-        *,
-        lambda0: float = 0.1,
-        refresh_every: int | None = 20,
-        refresh: float = 1e-3,
-        eps: float = 1e-4,
-        gain: str = "unit",
-        penalty_scale: float | None = None,
-        normalizer: bool = True,
-        normalize_key: bool = True,
-        update_penalty: bool = True,
-        **shared: Any,
-    ):
-        """Options: the operator's, and those that all mechanisms share."""
-        super().__init__(d_model, n_heads, **shared)
+    OPTIONS = VLASettings
+
+    def __init__(self, d_model: int, n_heads: int, **options: Any):
+        """Options: those of `varla.vla` (VLASettings), and those that all mechanisms share."""
+        own = {name: options.pop(name) for name in list(options) if name in VLASettings.__dataclass_fields__}
+        super().__init__(d_model, n_heads, **options)
+        self.settings = VLASettings(**own)  # a wrong value is refused here, not at the first batch
+        self.options = own
         width = n_heads * self.head_dim
         self.u = nn.Linear(width, width, bias=self.q.bias is not None)
-        self.normalize_key, self.gain = normalize_key, gain
-        self.options: dict[str, Any] = {
-            "lambda0": lambda0,
-            "refresh_every": refresh_every,
-            "refresh": refresh,
-            "eps": eps,
-            "gain": gain,
-            "penalty_scale": penalty_scale,
-            "normalizer": normalizer,
-            "normalize_key": normalize_key,
-            "update_penalty": update_penalty,
-        }
-        # A wrong option is refused here, not at the first batch; on the CPU, even while a model is made on "meta".
-        zero = torch.zeros(1, 0, n_heads, self.head_dim, device="cpu")
-        vla(zero, zero, zero, zero, **self.options)
 
     def mix(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, memory: Any, cu_seqlens: Tensor | None
@@ -77,7 +53,6 @@ class VLA(Layer):
     def readings(self, memory: State, k: Tensor) -> dict[str, Tensor]:
         """Norms of S and A, and k . a between key and write direction (1 where they agree)."""
         A = memory.tensors()["A"]
-        k_hat = feature(k.to(A.dtype), "elu1")
-        k_hat = unit(k_hat)[0] if self.normalize_key else k_hat
-        a = write_direction(apply(A, k_hat), k_hat, self.gain)
+        k_hat = Features(k.to(A.dtype), self.settings.feature_map, self.settings.normalize_key).y
+        a = write_direction(apply(A, k_hat), k_hat, self.settings.gain)
         return {**super().readings(memory, k), "|A|": torch.linalg.matrix_norm(A), "k.a": dot(k_hat, a)[..., 0]}
