@@ -1,5 +1,6 @@
 """Linear attention and the delta rules by their kernels: inputs, results, and how they are held against the loops."""
 
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ State = varla.LinearAttentionState | varla.DeltaRuleState
 
 def go_token_by_token(monkeypatch: pytest.MonkeyPatch, up_to: int) -> None:
     """From so many tokens on, the kernels of linear attention and the delta rule go in chunks."""
-    monkeypatch.setattr("varla.ops.memory.triton.op.RECURRENT_TOKENS", up_to)
+    monkeypatch.setattr(import_module("varla.ops.memory.triton.op"), "RECURRENT_TOKENS", up_to)
 
 
 def make(

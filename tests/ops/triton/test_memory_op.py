@@ -1,6 +1,7 @@
 """Linear attention and the delta rule by VLA's kernels against the plain loops in float64: on a GPU or interpreted."""
 
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -39,11 +40,11 @@ def test_this_is_about_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*arguments: Any) -> None:
         raise AssertionError("token by token")
 
-    monkeypatch.setattr("varla.ops.memory.triton.op.recurrent_triton", never)
+    monkeypatch.setattr(import_module("varla.ops.memory.triton.op"), "recurrent_triton", never)
     for kind in CHUNKED:
         outcome(kind, *make(kind, 3), torch.float32, DEVICE, backend="triton")
     monkeypatch.undo()
-    monkeypatch.setattr("varla.ops.memory.triton.op.recurrent_triton", never)
+    monkeypatch.setattr(import_module("varla.ops.memory.triton.op"), "recurrent_triton", never)
     for kind in CHUNKED:
         with pytest.raises(AssertionError, match="token by token"):
             outcome(kind, *make(kind, 3), torch.float32, DEVICE, backend="triton")

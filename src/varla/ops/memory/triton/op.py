@@ -47,15 +47,17 @@ def memory_kernels(
         return _recurrent(q, k, v, beta, log_gate, S, z, cu_seqlens, settings, scale, keep)
     # z sums features as they are: the kernels normalise keys themselves where there is a normaliser.
     inside = settings.normalize_key and settings.normalizer
-    (q,) = scaled_features(q, None, settings.feature_map, settings.normalize_query, scale, v.dtype)
+    kind, normalize = settings.feature_map, settings.normalize_key
+    (q,) = scaled_features(q, None, kind, settings.normalize_query, scale, v.dtype)
     if a is None:
-        *_, along = scaled_features(k, beta, settings.feature_map, settings.normalize_key, 1.0, v.dtype)
+        K, *strong = scaled_features(k, beta, kind, normalize, 1.0, v.dtype)
+        along = strong[0] if strong else K
     else:
         along = a if beta is None else beta * a
-    if a is None and not inside and beta is None:
-        k = along
+    if a is None and not inside:
+        k = K
     else:
-        (k,) = scaled_features(k, None, settings.feature_map, settings.normalize_key and not inside, 1.0, v.dtype)
+        (k,) = scaled_features(k, None, kind, normalize and not inside, 1.0, v.dtype)
     prepared = replace(settings, feature_map="identity", normalize_query=False, normalize_key=inside, scale=1.0)
     summed = S.new_zeros(*S.shape[:2], S.shape[3]) if z is None else z
     o, S, summed, *_ = memory_triton(q, k, v, along, S, summed, cu_seqlens, prepared, keep)
