@@ -22,19 +22,17 @@ QUICK_TRAIN = {"steps": 1000, "lr": 1e-3}
 FAST = 1e-3  # a learning rate at which 1000 steps are enough; the paper's is 3e-4
 
 
-def paper_run(
+def paper_runs(
     preset: Preset,
     mechanism: str,
-    seed: int,
     task: Mapping[str, Any],
     *,
     steps: int = 3000,
     train: Mapping[str, Any] | None = None,
     layer: Mapping[str, Any] | None = None,
-    model: Mapping[str, Any] | None = None,
     own_rate: bool = False,
-) -> Train | None:
-    """A run of the paper's protocol. The quick preset takes 1000 steps at 1e-3, or returns None if that is too slow.
+) -> list[Train | None]:
+    """Runs of the paper's protocol, one per seed. The quick preset has 1000 steps at 1e-3, or None if that is too slow.
 
     (1000 steps at the paper's 3e-4 are too few for most seeds.) With `own_rate`, the quick preset keeps the learning
     rate and the evaluation interval.
@@ -43,16 +41,14 @@ def paper_run(
     schedule = {"steps": steps, **rare, **(train or {})}
     if preset.quick:
         if mechanism == "deltanet-paper" or task.get("n", QUICK_PAIRS) != QUICK_PAIRS or task.get("seq_len", 0) > 63:
-            return None
+            return [None] * len(preset.seeds)
         quick = {} if own_rate else {"lr": QUICK_TRAIN["lr"], "eval_every": 100}
         schedule = {**schedule, **quick, "steps": min(steps, int(QUICK_TRAIN["steps"])), "checkpoint_every": 1000}
     own = CHANNEL if mechanism == "deltanet-paper" else {}
-    settings: dict[str, Any] = {"mechanism": mechanism, "seed": seed, "task": dict(task), "train": schedule}
+    settings: dict[str, Any] = {"mechanism": mechanism, "task": dict(task), "train": schedule}
     if own or layer:
         settings["layer"] = {**own, **(layer or {})}
-    if model:
-        settings["model"] = dict(model)
-    return Train(settings)
+    return [Train({**settings, "seed": seed}) for seed in preset.seeds]
 
 
 def made(runs: Sequence[Train | None]) -> list[Train]:
@@ -192,6 +188,15 @@ def protocol(preset: Preset, note: str) -> str:
     """The note; at the quick preset, with its protocol."""
     quick = f"quick preset: one seed, at most {QUICK_TRAIN['steps']} steps at {QUICK_TRAIN['lr']:g}"
     return "; ".join(part for part in (note, quick if preset.quick else "") if part)
+
+
+def paper_points(values: Mapping[str, Mapping[int, float]]) -> list[dict[str, Any]]:
+    """Points of a chart from the paper's numbers, by series and x."""
+    return [
+        {"x": x, "y": y, "series": series, "source": "paper"}
+        for series, each in values.items()
+        for x, y in each.items()
+    ]
 
 
 def by_x(

@@ -6,7 +6,7 @@ from typing import Any
 
 from reproduction.claims import MISSING, Claim, Finding, Item, Judge, Table
 from reproduction.items import capacity, overload
-from reproduction.protocol import accuracy_claim, made, paper_run, protocol, sample
+from reproduction.protocol import accuracy_claim, made, paper_runs, protocol, sample
 from reproduction.records import Results, need
 from reproduction.runs import Preset, Train
 from reproduction.verdicts import FALSE, NOT_REPRODUCED, REPRODUCED
@@ -30,14 +30,12 @@ VARIANT_PAIRS = (16, 24)
 
 def seeds(preset: Preset, n: int, layer: Mapping[str, Any], steps: int = LONG) -> list[Train | None]:
     """VLA with other layer options, one run per seed."""
-    task = {"name": "mqar", "n": n}
-    return [paper_run(preset, "vla", seed, task, steps=steps, layer=layer) for seed in preset.seeds]
+    return paper_runs(preset, "vla", {"name": "mqar", "n": n}, steps=steps, layer=layer)
 
 
 def linear(preset: Preset, n: int) -> list[Train | None]:
     """Linear attention with the output norm that VLA has, so that the norm makes no difference."""
-    task, layer = {"name": "mqar", "n": n}, {"output_norm": "layer"}
-    return [paper_run(preset, "linear", seed, task, layer=layer) for seed in preset.seeds]
+    return paper_runs(preset, "linear", {"name": "mqar", "n": n}, layer={"output_norm": "layer"})
 
 
 def bare_keys(preset: Preset, head_dim: int) -> list[Train | None]:

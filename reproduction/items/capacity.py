@@ -11,7 +11,8 @@ from reproduction.protocol import (
     during_training,
     made,
     margin,
-    paper_run,
+    paper_points,
+    paper_runs,
     protocol,
     sample,
 )
@@ -32,15 +33,9 @@ PAPER = {
 }
 
 
-def run(preset: Preset, mechanism: str, n: int, seed: int, norm: bool = True) -> Train | None:
-    """One training run. `norm`: with the output norm, which the paper's text leaves out."""
-    layer = {} if norm else WITHOUT_NORM
-    return paper_run(preset, mechanism, seed, {"name": "mqar", "n": n}, layer=layer)
-
-
 def seeds(preset: Preset, mechanism: str, n: int, norm: bool = True) -> list[Train | None]:
-    """The same run with every seed."""
-    return [run(preset, mechanism, n, seed, norm) for seed in preset.seeds]
+    """Training runs, one per seed. `norm`: with the output norm, which the paper's text leaves out."""
+    return paper_runs(preset, mechanism, {"name": "mqar", "n": n}, layer={} if norm else WITHOUT_NORM)
 
 
 def runs(preset: Preset) -> Sequence[Train]:
@@ -88,14 +83,9 @@ def claims() -> list[Claim]:
 
 def figures(results: Results, preset: Preset) -> list[Figure]:
     """The capacity curve: ours and the paper's."""
-    points: list[dict[str, object]] = [
-        {"x": n, "y": y, "series": mechanism, "source": "paper"}
-        for mechanism, values in PAPER.items()
-        for n, y in values.items()
-    ]
-    points += by_x(results, {(name, n): seeds(preset, name, n) for name in MECHANISMS for n in PAIRS})
+    ours = by_x(results, {(name, n): seeds(preset, name, n) for name in MECHANISMS for n in PAIRS})
     title = "Recall of n key-value pairs (T = 3n + 1), paper's protocol"
-    return [Figure("capacity", title, "pairs n", "accuracy", points, log_x=True)]
+    return [Figure("capacity", title, "pairs n", "accuracy", [*paper_points(PAPER), *ours], log_x=True)]
 
 
 ITEM = Item(

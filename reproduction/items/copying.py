@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from reproduction.claims import Claim, Figure, Finding, Item, Judge
-from reproduction.protocol import MECHANISMS, Sample, curves, made, paper_run, sample
+from reproduction.protocol import MECHANISMS, Sample, curves, made, paper_points, paper_runs, sample
 from reproduction.records import Results, need
 from reproduction.runs import Preset, Train
 from reproduction.verdicts import CONDITIONAL, NOT_REPRODUCED
@@ -25,18 +25,13 @@ SEPARATED = (
 )
 
 
-def run(preset: Preset, mechanism: str, task: dict[str, object], seed: int) -> Train | None:
-    """One training run, evaluated every 50 steps as in the paper's log. The quick preset runs only `copy-identity`."""
+def seeds(preset: Preset, mechanism: str, task: dict[str, object]) -> list[Train | None]:
+    """Training runs, one per seed, evaluated every 50 steps as in the paper's log. `copy` is too slow for quick."""
     if preset.quick and task is REAL:
-        return None
+        return [None] * len(preset.seeds)
     steps = 300 if preset.quick else STEPS
     train = {"batch_size": 32, "eval_every": 50, "warmup": BY / steps}  # the same up to step 150 at both presets
-    return paper_run(preset, mechanism, seed, task, steps=steps, train=train, own_rate=True)
-
-
-def seeds(preset: Preset, mechanism: str, task: dict[str, object]) -> list[Train | None]:
-    """The same run with every seed."""
-    return [run(preset, mechanism, task, seed) for seed in preset.seeds]
+    return paper_runs(preset, mechanism, task, steps=steps, train=train, own_rate=True)
 
 
 def runs(preset: Preset) -> Sequence[Train]:
@@ -93,13 +88,8 @@ def claims() -> list[Claim]:
 
 def figures(results: Results, preset: Preset) -> list[Figure]:
     """Learning curves of both tasks."""
-    paper: list[dict[str, object]] = [
-        {"x": step, "y": y, "series": name, "source": "paper"}
-        for name, log in PAPER_LOG.items()
-        for step, y in log.items()
-    ]
     made_of = [
-        ("copy-identity", "The paper's copy task: the answer is in the input", IDENTITY, paper),
+        ("copy-identity", "The paper's copy task: the answer is in the input", IDENTITY, paper_points(PAPER_LOG)),
         ("copy", "A copy task that needs memory", REAL, []),
     ]
     return [

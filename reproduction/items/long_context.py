@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from reproduction.claims import Figure, Item
-from reproduction.protocol import MECHANISMS, Why, accuracy_claim, by_x, elsewhere, made, paper_run
+from reproduction.protocol import MECHANISMS, Why, accuracy_claim, by_x, elsewhere, made, paper_points, paper_runs
 from reproduction.records import Results
 from reproduction.runs import Preset, Train
 
@@ -17,7 +17,7 @@ LATE = ("deltanet-paper", 64)  # slightly above the paper's number: does it lear
 def seeds(preset: Preset, mechanism: str, T: int, steps: int = 3000) -> list[Train | None]:
     """Training runs at one length, one per seed."""
     task = {"name": "mqar", "n": 8, "seq_len": T}
-    return [paper_run(preset, mechanism, seed, task, steps=steps) for seed in preset.seeds]
+    return paper_runs(preset, mechanism, task, steps=steps)
 
 
 def why(mechanism: str, T: int) -> Why | None:
@@ -35,7 +35,7 @@ def runs(preset: Preset) -> Sequence[Train]:
 
 def figures(results: Results, preset: Preset) -> list[Figure]:
     """Accuracy against length."""
-    paper = [{"x": T, "y": y, "series": name, "source": "paper"} for name, y in PAPER.items() for T in LENGTHS]
+    paper = paper_points({name: dict.fromkeys(LENGTHS, y) for name, y in PAPER.items()})
     ours = by_x(results, {(name, T): seeds(preset, name, T) for name in MECHANISMS for T in LENGTHS})
     return [Figure("long-context", "Eight pairs in T tokens", "tokens T", "accuracy", [*paper, *ours], log_x=True)]
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from reproduction.claims import MISSING, Claim, Figure, Finding, Item, Judge
-from reproduction.protocol import FAST, MECHANISMS, Why, accuracy_claim, by_x, elsewhere, made, paper_run, sample
+from reproduction.protocol import FAST, MECHANISMS, Why, accuracy_claim, by_x, elsewhere, made, paper_runs, sample
 from reproduction.records import Results, need
 from reproduction.runs import Preset, Train
 from reproduction.verdicts import NOT_REPRODUCED, REPRODUCED
@@ -23,13 +23,12 @@ PAPER = {
 
 def seeds(preset: Preset, mechanism: str, n: int, steps: int = SHORT) -> list[Train | None]:
     """Training runs on keys 0 to 63, one per seed."""
-    return [paper_run(preset, mechanism, seed, {"name": "mqar-ood", "n": n}, steps=steps) for seed in preset.seeds]
+    return paper_runs(preset, mechanism, {"name": "mqar-ood", "n": n}, steps=steps)
 
 
 def fast(preset: Preset, n: int) -> list[Train | None]:
     """VLA for 1000 steps with a learning rate of 1e-3."""
-    task = {"name": "mqar-ood", "n": n}
-    return [paper_run(preset, "vla", seed, task, steps=SHORT, train={"lr": FAST}) for seed in preset.seeds]
+    return paper_runs(preset, "vla", {"name": "mqar-ood", "n": n}, steps=SHORT, train={"lr": FAST})
 
 
 def runs(preset: Preset) -> Sequence[Train]:

@@ -14,7 +14,8 @@ from reproduction.protocol import (
     elsewhere,
     made,
     margin,
-    paper_run,
+    paper_points,
+    paper_runs,
     sample,
 )
 from reproduction.records import Results, need
@@ -33,13 +34,12 @@ PAPER = {
 
 def seeds(preset: Preset, mechanism: str, n: int) -> list[Train | None]:
     """Training runs of 1000 steps, one per seed."""
-    return [paper_run(preset, mechanism, seed, {"name": "mqar", "n": n}, steps=STEPS) for seed in preset.seeds]
+    return paper_runs(preset, mechanism, {"name": "mqar", "n": n}, steps=STEPS)
 
 
 def fast(preset: Preset, mechanism: str, n: int) -> list[Train | None]:
     """The same with learning rate 1e-3, to tell the effect of the rate from that of the steps."""
-    task = {"name": "mqar", "n": n}
-    return [paper_run(preset, mechanism, seed, task, steps=STEPS, train={"lr": FAST}) for seed in preset.seeds]
+    return paper_runs(preset, mechanism, {"name": "mqar", "n": n}, steps=STEPS, train={"lr": FAST})
 
 
 # What 1000 steps are enough for, according to the paper.
@@ -111,11 +111,9 @@ CLAIMS = [
 
 def figures(results: Results, preset: Preset) -> list[Figure]:
     """Accuracy against n after 1000 steps."""
-    paper = [
-        {"x": n, "y": y, "series": name, "source": "paper"} for name, values in PAPER.items() for n, y in values.items()
-    ]
     ours = by_x(results, {(name, n): seeds(preset, name, n) for name in MECHANISMS for n in PAPER[name]})
-    return [Figure("overload", f"Recall after {STEPS} steps", "pairs n", "accuracy", [*paper, *ours], log_x=True)]
+    points = [*paper_points(PAPER), *ours]
+    return [Figure("overload", f"Recall after {STEPS} steps", "pairs n", "accuracy", points, log_x=True)]
 
 
 ITEM = Item(

@@ -12,7 +12,8 @@ from reproduction.protocol import (
     conditions_of,
     curves,
     made,
-    paper_run,
+    paper_points,
+    paper_runs,
     protocol,
     sample,
 )
@@ -39,7 +40,7 @@ FEWER = 67  # the vocabulary that this loss implies; the paper states 128
 def seeds(preset: Preset, mechanism: str, n: int, vocabulary: int | None = None) -> list[Train | None]:
     """Training runs of 2000 steps, one per seed."""
     task = {"name": "mqar", "n": n, **({} if vocabulary is None else {"vocab_size": vocabulary})}
-    return [paper_run(preset, mechanism, seed, task, steps=STEPS, train={"eval_every": 200}) for seed in preset.seeds]
+    return paper_runs(preset, mechanism, task, steps=STEPS, train={"eval_every": 200})
 
 
 def fewer(preset: Preset, n: int) -> list[Train | None]:
@@ -156,11 +157,7 @@ CLAIMS = [
 
 def figures(results: Results, preset: Preset) -> list[Figure]:
     """VLA's learning curves beside the paper's."""
-    paper = [
-        {"x": step, "y": y, "series": f"n = {n}", "source": "paper"}
-        for n, log in PAPER_LOG.items()
-        for step, y in log.items()
-    ]
+    paper = paper_points({f"n = {n}": log for n, log in PAPER_LOG.items()})
     ours = curves(results, {f"n = {n}": seeds(preset, "vla", n) for n in PAIRS})
     return [Figure("training-log", "VLA learns to recall n pairs", "step", "accuracy", [*paper, *ours])]
 
