@@ -91,7 +91,7 @@ def test_an_import_upwards_is_found(path, source):
     [
         ("cli/main.py", "from varla import __version__\nfrom varla.ops import vla"),
         ("ops/chunk/op.py", "from . import plan\nfrom ..state import State"),
-        ("training/loop.py", "import torch\nfrom varla.tasks import make\nfrom varla.outcomes import FINISHED"),
+        ("training/loop.py", "import torch\nfrom varla.tasks import make\nfrom varla.runs.outcomes import FINISHED"),
         ("__init__.py", "from varla.session import Session"),
     ],
 )

@@ -11,6 +11,7 @@ from varla.backbone import Backbone, BackboneConfig, backbone_config
 from varla.layers import MECHANISMS
 from varla.layers.norm import RMSNorm
 from varla.layers.options import LONG_NAMES
+from varla.training import build_model, from_dict
 
 NAMES = sorted(MECHANISMS)
 
@@ -112,6 +113,9 @@ def test_settings_may_have_the_names_that_transformers_has():
     long = {LONG_NAMES[name]: value for name, value in sizes.items()}
     found = backbone_config("tuned", "softmax", layer={"short_conv": None, "rope_theta": 100.0}, **long)
     assert found == backbone_config("tuned", "softmax", layer={"conv": None, "rotary": 100.0}, **sizes)
+    run = from_dict({"model": {"hidden_size": 16, "num_attention_heads": 2, "max_position_embeddings": 99}})
+    made = build_model(run).config
+    assert (made.d_model, made.n_heads, made.max_len) == (16, 2, 99)
     with pytest.raises(ValueError, match="d_model and hidden_size are the same setting: give one of them"):
         backbone_config("paper", "vla", d_model=32, hidden_size=32)
     with pytest.raises(ValueError, match="unknown model setting 'hiden_size'"):
@@ -156,12 +160,11 @@ def test_a_state_has_names_for_all_its_tensors(name):
 def test_a_printed_state_shows_types_and_shapes_and_no_numbers():
     _, state = model("tuned", "vla")(tokens(2, 9))
     lines = str(state).splitlines()
-    assert lines[0] == f"ModelState(2 layers, t int64 [2]; {state.nbytes:,} bytes)"
-    assert len(lines) == 3
-    assert lines[1].strip() == (
-        "0: LayerState(VLAState: conv float64 [2, 3, 128], S float64 [2, 4, 32, 32], A float64 [2, 4, 32, 32], "
-        f"z float64 [2, 4, 32], t int64 [2]; {state.layers[0].nbytes:,} bytes)"
-    )
+    assert lines[0] == f"ModelState of {state.nbytes:,} bytes"
+    assert lines[1:3] == ["  layers.0.conv: float64 [2, 3, 128]", "  layers.0.S: float64 [2, 4, 32, 32]"]
+    assert lines[-1] == "  t: int64 [2]"
+    assert len(lines) == 1 + len(state.tensors())
+    assert str(state.layers[0]).splitlines()[-1] == "  t: int64 [2]"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,4 +1,4 @@
-"""The parts of a decoder: the block of mixer and feed-forward network, two such networks, a scaled embedding.
+"""The parts of a decoder: the block of mixer and feed-forward network, SwiGLU, a scaled embedding.
 
 The lab's decoder (`varla.backbone.model`) and the models for transformers (`varla.models`) use the same block.
 """
@@ -51,11 +51,6 @@ class SwiGLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, d_model] to the same."""
         return self.down_proj(gated(self.gate_proj(x), self.up_proj(x)))  # type: ignore[no-any-return]
-
-
-def gelu_network(d_model: int, ffn: int) -> nn.Sequential:
-    """Two matrices with biases and a GELU between them."""
-    return nn.Sequential(nn.Linear(d_model, ffn), nn.GELU(), nn.Linear(ffn, d_model))
 
 
 class ScaledEmbedding(nn.Embedding):

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from varla.arguments import check_choice, check_count
-from varla.backbone.block import Block, gelu_network
+from varla.backbone.block import Block
 from varla.layers import ModelState, build
 from varla.layers.norm import make_norm
-from varla.ops.packing import check_packing, sequence_of
+from varla.layers.softmax import positions
+from varla.arguments import check_choice, check_count
+from varla.ops.packing import check_packing
 
 POSITIONS = ("learned", "none")
 INITIALISATIONS = ("normal", "default", "tied")
@@ -67,7 +68,8 @@ class Backbone(nn.Module):
     def _block(self) -> Block:
         c = self.config
         mixer = build(c.mechanism, d_model=c.d_model, n_heads=c.n_heads, **c.layer)
-        return Block(mixer, gelu_network(c.d_model, c.ffn), lambda: make_norm("layer", c.d_model))
+        feed_forward = nn.Sequential(nn.Linear(c.d_model, c.ffn), nn.GELU(), nn.Linear(c.ffn, c.d_model))
+        return Block(mixer, feed_forward, lambda: make_norm("layer", c.d_model))
 
     def forward(
         self, tokens: Tensor, state: ModelState | None = None, cu_seqlens: Tensor | None = None
@@ -88,19 +90,13 @@ class Backbone(nn.Module):
         check_packing(cu_seqlens, B, T, tokens.device)
         rows = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
         seen = torch.zeros(rows, dtype=torch.int64, device=tokens.device) if state is None else state.t
-        index = torch.arange(T, device=tokens.device)
-        if cu_seqlens is None:
-            position, after = seen[:, None] + index, seen + T
-        else:
-            cu_seqlens = cu_seqlens.to(tokens.device, torch.int64)
-            sequence = sequence_of(cu_seqlens, T)
-            position, after = (seen[sequence] + index - cu_seqlens[sequence])[None], seen + cu_seqlens.diff()
+        after = seen + (T if cu_seqlens is None else cu_seqlens.diff().to(tokens.device))
         x = self.embedding(tokens)
         if self.positions is not None:
             longest = T if state is None and cu_seqlens is None else int(after.max())
             if longest > self.config.max_len:
                 raise ValueError(f"learned positions end at max_len = {self.config.max_len}, got {longest} tokens")
-            x = x + self.positions(position)
+            x = x + self.positions(positions(seen, T, cu_seqlens))
         return x, after
 
     def state_size(self, T: int) -> int:

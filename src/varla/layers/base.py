@@ -1,5 +1,6 @@
 """The base of all mechanisms: projections, short convolution, output norm and gate, state, readings."""
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
@@ -14,19 +15,19 @@ from varla.ops import State
 from varla.ops.gate import gated
 from varla.ops.packing import check_packing
 
-FLOAT32 = 4  # bytes
+FLOAT32, INT64 = 4, 8  # bytes
 
 
 class Layer(nn.Module, ABC):
     """A sequence mixer: `(x, state=None, cu_seqlens=None) -> (y, state)`, x and y [B, T, d_model].
 
     It trains in parallel form; with T = 1 and a state it decodes one token. A subclass adds its own projections, and
-    defines how queries, keys and values are mixed (`mix`), the size of its memory (`memory_bytes`) and perhaps what to
-    watch (`readings`).
+    defines how queries, keys and values are mixed (`mix`), into which state, and perhaps what to watch (`readings`).
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    state_class: ClassVar[type[State]]
 
     def __init__(
         self,
@@ -108,13 +109,14 @@ class Layer(nn.Module, ABC):
         `memory` is the state that an earlier call returned, or None.
         """
 
-    @abstractmethod
-    def memory_bytes(self, T: int) -> int:
-        """Bytes of one sequence's memory after T tokens, in float32, without the convolution's state."""
-
     def state_size(self, T: int) -> int:
-        """Bytes that one sequence's state takes after T tokens, in float32."""
-        return self.memory_bytes(T) + (0 if self.conv is None else self.conv.state_bytes())
+        """Bytes of one sequence's state after T tokens, in float32."""
+        sizes = {"B": 1, "H": self.n_heads, "D": self.head_dim, "Dv": self.value_dim, "L": T}
+        found = 0 if self.conv is None else self.conv.state_bytes()
+        for name, letters in self.state_class.LAYOUT.items():
+            width = INT64 if name in ("t", "position") else FLOAT32
+            found += width * math.prod(sizes[letter] for letter in letters.split())
+        return found
 
     def readings(self, memory: State, k: Tensor) -> dict[str, Tensor]:
         """Numbers to watch after a token with raw key k [B, H, D], each [B, H]. By default the norm of S."""

@@ -17,20 +17,16 @@ class ShortConvolution(nn.Module):
         self.channels, self.width = channels, width
         self.conv = nn.Conv1d(channels, channels, width, groups=channels, bias=bias)
 
-    def initial(self, rows: int, like: Tensor) -> Tensor:
-        """The state before the first token."""
-        return like.new_zeros(rows, self.width - 1, self.channels)
-
-    def state_bytes(self, element_size: int = 4) -> int:
-        """Bytes of one row's state."""
-        return (self.width - 1) * self.channels * element_size
+    def state_bytes(self) -> int:
+        """Bytes of one row's state, in float32."""
+        return 4 * (self.width - 1) * self.channels
 
     def forward(
         self, x: Tensor, state: Tensor | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """x [B, T, channels] to (y [B, T, channels], state); with cu_seqlens [N + 1], B = 1 and N rows of state."""
         rows = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        state = self.initial(rows, x) if state is None else state
+        state = x.new_zeros(rows, self.width - 1, self.channels) if state is None else state
         after = last_inputs(x, state, cu_seqlens)
         if x.shape[1] == 0:
             return x, after

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from varla.layers.base import FLOAT32, Layer
+from varla.layers.base import Layer
 from varla.ops import DeltaRuleState, delta_rule
 
 
@@ -14,6 +14,7 @@ class DeltaNet(Layer):
 
     name = "deltanet"
     summary = "DeltaNet of Yang et al. 2024: S(I - b k k^T) + b v k^T"
+    state_class = DeltaRuleState
 
     def __init__(self, d_model: int, n_heads: int, **shared: Any):
         """Options: those that all mechanisms share."""
@@ -27,7 +28,3 @@ class DeltaNet(Layer):
         beta = self.beta(x).sigmoid()
         o, state = delta_rule(silu(q), silu(k), v, beta, initial_state=memory, return_state=True, cu_seqlens=cu_seqlens)
         return o, state
-
-    def memory_bytes(self, T: int) -> int:
-        """S and the token count."""
-        return self.n_heads * self.head_dim * self.value_dim * FLOAT32 + 8

@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from varla.arguments import check_choice
-from varla.layers.base import FLOAT32, Layer
+from varla.layers.base import Layer
 from varla.ops import DeltaRuleState, decayed_delta_rule
+from varla.arguments import check_choice
 from varla.ops.features import feature
 
 GATES = ("scalar", "channel")
@@ -23,6 +23,7 @@ class PaperDeltaNet(Layer):
 
     name = "deltanet-paper"
     summary = "the paper's 'DeltaNet': g S + (v - S k) k^T, gate scalar or per channel"
+    state_class = DeltaRuleState
 
     def __init__(self, d_model: int, n_heads: int, *, gate: str = "scalar", **shared: Any):
         """Options: `gate`, and those that all mechanisms share."""
@@ -42,7 +43,3 @@ class PaperDeltaNet(Layer):
             initial_state=memory, return_state=True, cu_seqlens=cu_seqlens,
         )  # fmt: skip
         return o, state
-
-    def memory_bytes(self, T: int) -> int:
-        """S and the token count."""
-        return self.n_heads * self.head_dim * self.value_dim * FLOAT32 + 8

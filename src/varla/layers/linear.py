@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from varla.layers.base import FLOAT32, Layer
+from varla.layers.base import Layer
 from varla.ops import LinearAttentionState, linear_attention
 
 
@@ -13,6 +13,7 @@ class LinearAttention(Layer):
 
     name = "linear"
     summary = "linear attention, ELU + 1, normalised"
+    state_class = LinearAttentionState
 
     def mix(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, memory: Any, cu_seqlens: Tensor | None
@@ -20,7 +21,3 @@ class LinearAttention(Layer):
         """See Layer."""
         o, state = linear_attention(q, k, v, initial_state=memory, return_state=True, cu_seqlens=cu_seqlens)
         return o, state
-
-    def memory_bytes(self, T: int) -> int:
-        """S, z and the token count."""
-        return self.n_heads * self.head_dim * (self.value_dim + 1) * FLOAT32 + 8

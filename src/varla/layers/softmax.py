@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 
-from varla.arguments import check_number
-from varla.layers.base import FLOAT32, Layer
+from varla.layers.base import Layer
 from varla.ops import State
+from varla.arguments import check_number
 from varla.ops.packing import pad_packed, unpad_packed
 from varla.ops.rotary import angles, rotate
 
@@ -110,6 +110,7 @@ class SoftmaxAttention(Layer):
 
     name = "softmax"
     summary = "softmax attention (PyTorch SDPA); its state is a cache that grows with T"
+    state_class = KVState
 
     def __init__(self, d_model: int, n_heads: int, *, rotary: float | None = None, **shared: Any):
         """Options: `rotary`, and those that all mechanisms share."""
@@ -141,10 +142,6 @@ class SoftmaxAttention(Layer):
             return causal_packed(q, k, v, cu_seqlens.diff().tolist()), new
         o, state = attend_and_append(pad_packed(q, cu_seqlens), memory, new)
         return unpad_packed(o, cu_seqlens), state
-
-    def memory_bytes(self, T: int) -> int:
-        """Keys, values and positions of T tokens, and the token count."""
-        return T * (self.n_heads * (self.head_dim + self.value_dim) * FLOAT32 + 8) + 8
 
     def readings(self, memory: State, k: Tensor) -> dict[str, Tensor]:
         """The norm of the newest key: softmax attention has no matrix to watch."""

@@ -43,10 +43,10 @@ class Container(ABC):
         """Bytes of all tensors together."""
         return sum(x.nbytes for x in self.tensors().values())
 
-
-def describe(**tensors: Tensor) -> str:
-    """Names, types and shapes, without the numbers."""
-    return ", ".join(f"{name} {dtype_of(x)} {shape_of(x)}" for name, x in tensors.items())
+    def __repr__(self) -> str:
+        """Types and shapes, a line for each tensor."""
+        lines = [f"  {name}: {dtype_of(x)} {shape_of(x)}" for name, x in self.tensors().items()]
+        return "\n".join([f"{type(self).__name__} of {self.nbytes:,} bytes", *lines])
 
 
 @dataclass(eq=False, repr=False)
@@ -64,10 +64,6 @@ class LayerState(Container):
         """A state with the function applied to every tensor."""
         conv = None if self.conv is None else function(self.conv)
         return LayerState(conv, self.memory.of(function(x) for x in self.memory.tensors().values()))
-
-    def __repr__(self) -> str:
-        """Types and shapes of the tensors."""
-        return f"LayerState({type(self.memory).__name__}: {describe(**self.tensors())}; {self.nbytes:,} bytes)"
 
 
 pytree.register_pytree_node(
@@ -93,8 +89,3 @@ class ModelState(Container):
     def map(self, function: Callable[[Tensor], Tensor]) -> "ModelState":
         """A state with the function applied to every tensor."""
         return ModelState([layer.map(function) for layer in self.layers], function(self.t))
-
-    def __repr__(self) -> str:
-        """Types and shapes of the tensors, a line for each layer."""
-        lines = [f"ModelState({len(self.layers)} layers, {describe(t=self.t)}; {self.nbytes:,} bytes)"]
-        return "\n".join(lines + [f"  {i}: {layer!r}" for i, layer in enumerate(self.layers)])

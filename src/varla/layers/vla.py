@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from varla.layers.base import FLOAT32, Layer
+from varla.layers.base import Layer
 from varla.ops import State, VLAState, vla, vla_step
 from varla.ops.algebra import apply, dot
 from varla.ops.directions.reference import write_direction
@@ -23,6 +23,7 @@ class VLA(Layer):
 
     name = "vla"
     summary = "Variational Linear Attention (Algorithm 1 of the paper)"
+    state_class = VLAState
 
     OPTIONS = VLASettings
 
@@ -45,10 +46,6 @@ class VLA(Layer):
             return o[:, None], state
         o, state = vla(q, k, v, u, initial_state=memory, return_state=True, cu_seqlens=cu_seqlens, **self.options)
         return o, state
-
-    def memory_bytes(self, T: int) -> int:
-        """S, A, z and the token count."""
-        return self.n_heads * self.head_dim * (self.value_dim + self.head_dim + 1) * FLOAT32 + 8
 
     def readings(self, memory: State, k: Tensor) -> dict[str, Tensor]:
         """Norms of S and A, and k . a between key and write direction (1 where they agree)."""

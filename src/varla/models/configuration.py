@@ -138,19 +138,11 @@ class VarlaConfig(PreTrainedConfig):  # type: ignore[misc]
 
     def layer_options(self, mechanism: str) -> dict[str, Any]:
         """The arguments of `varla.layers.build` for a layer of this mechanism."""
-        options: dict[str, Any] = {
-            "d_model": self.hidden_size,
-            "n_heads": self.num_attention_heads,
-            "head_dim": self.head_dim,
-            "bias": False,
-            "conv": self.short_conv,
-            "output_norm": self.output_norm,
-            "norm_eps": self.output_norm_eps,
-            "output_gate": self.output_gate,
-        }
+        names = ["d_model", "n_heads", "head_dim", "conv", "output_norm", "norm_eps", "output_gate"]
         if mechanism == "softmax":
-            options["rotary"] = self.rope_theta
-        return {**options, **(self.mechanism_options or {}).get(mechanism, {})}
+            names.append("rotary")
+        options = {name: getattr(self, name) for name in names}
+        return {**options, "bias": False, **(self.mechanism_options or {}).get(mechanism, {})}
 
     def _check_mechanisms(self) -> None:
         if not isinstance(self.mechanisms, (str, list, tuple)):
