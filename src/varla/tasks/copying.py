@@ -94,7 +94,7 @@ class CopyIdentity(Copy):
         half = self.seq_len // 2
         return (
             f"The identity map in the layout of a copy task: {half} random tokens of 0..{self.sep - 1}, the separator "
-            f"{self.sep}, then the first {self.seq_len - half - 1} of them again, {self.seq_len} inputs in total; after "
-            f"the separator the output at each position must be the token at that same position, so that nothing has "
-            f"to be remembered. This is how the paper's copy experiment was run."
+            f"{self.sep}, then the first {self.seq_len - half - 1} of them again, {self.seq_len} inputs in total. "
+            f"After the separator, the output at each position must be the token at that same position, which needs "
+            f"no memory. The paper's copy experiment was run this way."
         )
