@@ -1,4 +1,4 @@
-"""Rows without padding, and documents that know nothing of each other."""
+"""Rows without padding, and documents that do not see each other."""
 
 from itertools import pairwise
 

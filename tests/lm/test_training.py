@@ -1,4 +1,4 @@
-"""Training of language models: what it leaves, going on, stopping, diverging, and folders that cannot be used."""
+"""Training of language models: what it leaves, resuming, stopping, diverging, and folders that cannot be used."""
 
 import json
 import math

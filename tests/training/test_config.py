@@ -1,13 +1,9 @@
-"""Settings: what YAML may hold, what is refused and how, and the schedule."""
-
-import math
+"""A run's settings: defaults, what is refused and how."""
 
 import pytest
-import yaml
-from varla.runs.settings import dump
 
-from varla.training import RunConfig, complete, from_dict, load, override
-from varla.training.optimizer import cosine
+from varla.runs.settings import dump
+from varla.training import RunConfig, complete, from_dict, load
 
 
 def test_defaults_are_the_papers():
@@ -59,54 +55,7 @@ def test_wrong_types_are_refused(values, message):
         from_dict(values)
 
 
-def test_override_reads_values_as_yaml_and_leaves_the_original_alone():
-    values = {"train": {"steps": 5}}
-    changed = override(
-        values, ["train.lr=1e-3", "train.steps=9", "mechanism=linear", "layer.conv=4", "layer.bias=false"]
-    )
-    assert changed == {
-        "train": {"steps": 9, "lr": 1e-3},
-        "mechanism": "linear",
-        "layer": {"conv": 4, "bias": False},
-    }
-    assert values == {"train": {"steps": 5}}
-    for bad in ("train.lr", "=3"):
-        with pytest.raises(ValueError, match="--set takes key=value"):
-            override(values, [bad])
-    with pytest.raises(ValueError, match="'steps' is a value, not a group"):
-        override(values, ["train.steps.x=1"])
-    with pytest.raises(ValueError, match=r"--set train.lr=\[: '\[' is not valid YAML"):
-        override(values, ["train.lr=["])
-    assert override({}, ["x=null", "y=[1e-3, a1e]"]) == {"x": None, "y": [1e-3, "a1e"]}
-
-
 def test_the_default_task_is_filled_in_unless_another_is_chosen():
     assert complete({"seed": 3}, ["task.n"]) == {"seed": 3, "task": {"name": "mqar", "n": 8}}
     assert complete({"seed": 3}, ["task.name"]) == {"seed": 3}
     assert complete({"task": {"name": "copy"}}, []) == {"task": {"name": "copy"}}
-
-
-def test_files_that_are_not_yaml_are_refused(tmp_path):
-    bad = tmp_path / "bad.yaml"
-    for content in (b"a: [1", b"\xff\xfe\x00", b"- 1\n- 2\n"):
-        bad.write_bytes(content)
-        with pytest.raises(ValueError, match=r"bad\.yaml"):
-            load(bad)
-    bad.write_text("")
-    assert load(bad) == {}
-    assert yaml.safe_load(dump(RunConfig().to_dict()))["mechanism"] == "vla"
-
-
-def test_the_rate_warms_up_linearly_and_falls_as_a_cosine():
-    rate = cosine(2.0, steps=100, warmup=10)
-    assert [rate(step) for step in (0, 4, 9)] == pytest.approx([0.2, 1.0, 2.0])
-    assert rate(55) == pytest.approx(1.0)
-    assert rate(99) == pytest.approx(1 + math.cos(math.pi * 89 / 90))
-    assert cosine(2.0, steps=10, warmup=0)(0) == 2.0
-
-
-def test_the_rate_can_end_above_zero():
-    rates = [cosine(1.0, steps=100, warmup=10, floor=0.1)(step) for step in range(100)]
-    assert max(rates) == rates[9] == 1.0
-    assert rates[10:] == sorted(rates[10:], reverse=True)
-    assert rates[-1] == pytest.approx(0.1, abs=1e-3)

@@ -1,4 +1,4 @@
-"""Workers: one process for many runs, with the numbers of one of its own; a new one after a death or a failure."""
+"""Workers: one process trains many runs, to the same numbers; a new one replaces one that died or failed."""
 
 import os
 import signal

@@ -33,9 +33,6 @@ class Copy(Task):
         """Accuracy of guessing uniformly among the tokens other than SEP."""
         return 1 / self.sep
 
-    def _least_vocab(self) -> int:
-        return 2
-
     def _least_length(self) -> int:
         return 2
 
@@ -59,7 +56,7 @@ class Copy(Task):
         half = self.seq_len // 2
         return (
             f"Copying: {half} random tokens of 0..{self.sep - 1}, the separator {self.sep}, then the same tokens "
-            f"again, {self.seq_len} inputs in all (the last token of the copy is only ever an answer); from the "
+            f"again, {self.seq_len} inputs in total (the last token of the copy is only ever an answer); from the "
             f"separator on, the output at each position must be the next token of the copy."
         )
 
@@ -97,7 +94,7 @@ class CopyIdentity(Copy):
         half = self.seq_len // 2
         return (
             f"The identity map in the layout of a copy task: {half} random tokens of 0..{self.sep - 1}, the separator "
-            f"{self.sep}, then the first {self.seq_len - half - 1} of them again, {self.seq_len} inputs in all; after "
-            f"the separator the output at each position must be the token at that same position, so that nothing has "
-            f"to be remembered. This is how the paper's copy experiment was run."
+            f"{self.sep}, then the first {self.seq_len - half - 1} of them again, {self.seq_len} inputs in total. "
+            f"After the separator, the output at each position must be the token at that same position, which needs "
+            f"no memory. The paper's copy experiment was run this way."
         )

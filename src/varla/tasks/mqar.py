@@ -42,9 +42,6 @@ class MQAR(Recall):
         """All tokens except SEP."""
         return range(self.sep)
 
-    def _least_vocab(self) -> int:
-        return 2
-
     def _least_length(self) -> int:
         return 3 * self.n + 1
 
@@ -63,7 +60,7 @@ class MQAR(Recall):
         return (
             f"Multi-query associative recall: {self.n} key-value pairs, the separator {self.sep}, then "
             f"{self.seq_len - 2 * self.n - 1} queries drawn with replacement from the keys, {self.seq_len} tokens in "
-            f"all; the output at each query must be the value of that key. Keys are distinct and drawn from "
+            f"total; the output at each query must be the value of that key. Keys are distinct and drawn from "
             f"{_span(self.key_tokens)}, values with replacement from {_span(self.value_tokens)}. "
             f"Naming one of the {self.n} values at random is right about once in {self.n} times."
         )

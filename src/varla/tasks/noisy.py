@@ -80,8 +80,8 @@ class NoisyRecall(Recall):
     def _describe(self) -> str:
         return (
             f"Recall after noise: {self.n} key-value pairs, {self.noise} filler tokens, the separator {self.sep}, then "
-            f"each key once in random order, {self.seq_len} tokens in all; the output at each query must be the value "
-            f"of that key. Keys are distinct tokens of 0..{self.key_tokens.stop - 1}, values are drawn with "
+            f"each key once in random order, {self.seq_len} tokens in total. The output at each query must be the "
+            f"value of that key. Keys are distinct tokens of 0..{self.key_tokens.stop - 1}, values are drawn with "
             f"replacement from {self.value_tokens.start}..{self.value_tokens.stop - 1}, filler from "
             f"{self.filler_tokens.start}..{self.filler_tokens.stop - 1}. "
             f"Naming one of the {self.n} values at random is right about once in {self.n} times."

@@ -97,14 +97,14 @@ class Task(ABC):
         """Check all settings except `seq_len`, whose default depends on them. Tasks with more settings extend this."""
         check_count("vocab_size", self.vocab_size, least=self._least_vocab(), because=f"for {self.name}")
 
+    def _least_vocab(self) -> int:
+        return 2
+
     def _default_length(self) -> int:
         return self._least_length()
 
     def _is_filler(self, token: int) -> bool:
         return False
-
-    @abstractmethod
-    def _least_vocab(self) -> int: ...
 
     @abstractmethod
     def _least_length(self) -> int: ...

@@ -69,7 +69,7 @@ class ZoologyMQAR(Recall):
         return (
             f"Multi-query associative recall in the layout of Zoology: {self.n} key-value pairs, then each key once, "
             f"in one of {self.slots} slots at even distances from the pairs, with zeros elsewhere, {self.seq_len} "
-            f"tokens in all; slot i is drawn in proportion to i^({self.power:g}-1). The output at each query must be "
+            f"tokens in total; slot i is drawn in proportion to i^({self.power:g}-1). The output at each query must be "
             f"the value of that key. Keys are distinct tokens of 1..{self.vocab_size // 2 - 1}, values distinct "
             f"tokens of {self.vocab_size // 2}..{self.vocab_size - 1}. "
             f"Naming one of the {self.n} values at random is right once in {self.n} times."

@@ -85,7 +85,7 @@ class _Trainer:
         from accelerate.state import AcceleratorState
 
         if device not in (None, "cpu", "cuda"):
-            raise ValueError(f"device must be 'cpu', 'cuda' or None (whatever there is), got {device!r}")
+            raise ValueError(f"device must be 'cpu', 'cuda' or None (a GPU if there is one), got {device!r}")
         if device == "cuda" and not torch.cuda.is_available():
             raise ValueError("device='cuda' was asked for, but PyTorch finds no CUDA device here")
         AcceleratorState._reset_state(True)  # an earlier run in this process may have had another precision

@@ -1,4 +1,4 @@
-"""The comparison at its smallest: made in parts, gone on with, and what is done when a run diverges."""
+"""The comparison at its smallest size: made in parts, continued, and what happens when a run diverges."""
 
 import json
 import math
