@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from varla.cli.output import console, say, show, table
+from varla.cli.output import say, show, table
 
 
 def register(app: typer.Typer) -> None:
@@ -19,15 +19,16 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of weights and data.")] = 42,
 ) -> None:
     """Train VLA and three others to recall eight pairs, on the CPU, in a few minutes."""
-    from varla.cli.sweep import Board, Lines
+    from varla.cli.sweep import progress
     from varla.experiments import demo as experiment
     from varla.report import demo as report
 
     say("Four mechanisms learn multi-query associative recall (8 pairs), preset 'paper', on the CPU.")
     say("Learning rate 1e-3: the paper's 3e-4 needs more steps than a demo has.")
-    view: Board | Lines = Board() if console().is_terminal else Lines()
-    with view:
+    say("Training takes a few minutes on two cores.")
+    with progress(parts=10) as view:
         results = experiment.run(out, steps=steps, seed=seed, watch=view.show)
+    say("drawing the picture and the page")
     written = report.write(results, out)
     rows = [
         (
