@@ -33,7 +33,7 @@ $(TORCH): constraints.txt
 	@touch $@
 
 $(LAB): $(TORCH) pyproject.toml constraints.txt
-	@echo "installing varla and what its lab needs: 0.1 GB to download, 0.3 GB on disk, half a minute"
+	@echo "installing varla and what its lab needs: 0.1 GB to download, 0.2 GB on disk, half a minute"
 	@$(PIP) --no-build-isolation -e ".[lab]"
 	@touch $@
 

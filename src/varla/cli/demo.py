@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from varla.cli.output import console, say, show, table
+from varla.cli.output import say, show, table
 
 
 def register(app: typer.Typer) -> None:
@@ -20,13 +20,14 @@ def demo(
 ) -> None:
     """Train VLA and three others to recall eight pairs, on the CPU, in a few minutes."""
     from varla import demo as recall
-    from varla.cli.sweep import Board, Lines
+    from varla.cli.sweep import progress
 
     say("Four mechanisms learn multi-query associative recall (8 pairs), preset 'paper', on the CPU.")
     say("Learning rate 1e-3: the paper's 3e-4 needs more steps than a demo has.")
-    view: Board | Lines = Board() if console().is_terminal else Lines()
-    with view:
+    say("Training takes a few minutes on two cores.")
+    with progress(parts=10) as view:
         results = recall.run(out, steps=steps, seed=seed, watch=view.show)
+    say("drawing the picture and the page")
     written = recall.write(results, out)
     rows = [
         (

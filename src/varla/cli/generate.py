@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from varla.cli.options import Device, check_device
+from varla.cli.options import Device, Model, check_device
 
 if TYPE_CHECKING:
     from varla.models import VarlaForCausalLM
@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 
 def generate(
-    model: Annotated[Path, typer.Argument(help="Folder of a model, with its tokenizer.", metavar="MODEL")],
+    model: Model,
     source: Annotated[str | None, typer.Argument(help="-: the prompt is standard input.", metavar="[-]")] = None,
     prompt: Annotated[str | None, typer.Option(help="Text to go on with.", metavar="TEXT")] = None,
     prompt_file: Annotated[

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from varla.cli.options import check_device
+from varla.cli.options import Model, check_device
 from varla.cli.output import show, table
 
 
@@ -15,7 +15,7 @@ def register(app: typer.Typer) -> None:
 
 
 def harness(
-    model: Annotated[Path, typer.Argument(help="Folder of a saved model and its tokenizer.", metavar="MODEL")],
+    model: Model,
     task: Annotated[list[str], typer.Option(help="A task of the harness; may be given several times.", metavar="NAME")],
     include: Annotated[
         Path | None, typer.Option(help="A folder with tasks of your own.", metavar="FOLDER", exists=True)

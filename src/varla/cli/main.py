@@ -1,4 +1,4 @@
-"""All commands together. Another one is a module with a `register(app)` and one line in `COMMANDS`."""
+"""All commands together. A new one is a module with a `register(app)` and a line in `COMMANDS`."""
 
 from typing import Annotated
 
@@ -11,22 +11,16 @@ from varla.cli import (
     evaluate,
     generate,
     harness,
-    info,
-    mechanisms,
-    models,
+    listings,
     score,
     sweep,
-    tasks,
     train,
     train_lm,
 )
 from varla.cli.errors import Commands
 
 COMMANDS = (
-    info,
-    mechanisms,
-    models,
-    tasks,
+    listings,
     train,
     evaluate,
     compare,

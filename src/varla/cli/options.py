@@ -1,5 +1,7 @@
-"""Options that several commands share."""
+"""Arguments and options that several commands share."""
 
+import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,6 +14,10 @@ Settings = Annotated[
         "--set", metavar="KEY=VALUE", help="Change a setting, by its path: train.lr=1e-3. May be given many times."
     ),
 ]
+Config = Annotated[
+    Path | None, typer.Argument(help="Settings as YAML; what it leaves out takes the defaults.", metavar="CONFIG")
+]
+Model = Annotated[Path, typer.Argument(help="Folder of a model, with its tokenizer.", metavar="MODEL")]
 Device = Annotated[
     str | None, typer.Option(help="cpu or cuda; left out, a GPU where there is one.", metavar="cpu|cuda")
 ]
@@ -28,3 +34,14 @@ def check_device(name: str | None) -> str | None:
         if not torch.cuda.is_available():
             raise ValueError("--device cuda: PyTorch finds no CUDA device here")
     return name
+
+
+def check_resume(resume: Path | None, config: Path | None, settings: list[str] | None, out: Path | None) -> None:
+    """Refuse settings beside --resume."""
+    if resume is not None and (config or settings or out):
+        raise ValueError("--resume goes on with the run's own settings: leave out CONFIG, --set and --out")
+
+
+def speaks() -> bool:
+    """Whether this process prints: of several that `torchrun` starts, the first does."""
+    return os.environ.get("RANK", "0") == "0"

@@ -1,15 +1,16 @@
 """`varla score`: how well a trained model predicts a text, by how much of it is seen."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Generic, TypeVar
 
 import typer
 
 from varla.cli.generate import load, open_text
-from varla.cli.options import Device
+from varla.cli.options import Device, Model
 from varla.cli.output import say, show, table
 
+T = TypeVar("T")
 ALL = "all"
 DEFAULT = ("512", "2048", ALL)
 
@@ -20,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 
 def score(
-    model: Annotated[Path, typer.Argument(help="Folder of a model, with its tokenizer.", metavar="MODEL")],
+    model: Model,
     file: Annotated[Path, typer.Argument(help="File of text, of any length.", metavar="FILE")],
     context: Annotated[
         list[str] | None,
@@ -42,9 +43,9 @@ def score(
         from varla.lm.streaming import score_stream
         from varla.session.text import encode, read_utf8
 
-        counted = Counted(read_utf8(opened, str(file)))
-        tokens = Tokens(encode(counted, tokenizer))
-        scores = score_stream(found, tokens, contexts, lambda: counted.bytes)
+        texts = Counted(read_utf8(opened, str(file)), lambda text: len(text.encode()))
+        tokens = Counted(encode(texts, tokenizer), len)
+        scores = score_stream(found, tokens, contexts, lambda: texts.total)
     rows = [
         (
             ALL if length is None else str(length),
@@ -53,42 +54,28 @@ def score(
             str(each.tokens),
         )
         for length, each in scores.items()
-        if length is None or length <= tokens.count
+        if length is None or length <= tokens.total
     ]
-    say(f"text     {file}: {counted.bytes:,} bytes, {tokens.count:,} tokens")
+    say(f"text     {file}: {texts.total:,} bytes, {tokens.total:,} tokens")
     for length in scores:
-        if length is not None and length > tokens.count:
+        if length is not None and length > tokens.total:
             say(f"         no context of {length}: the text is shorter")
     headers = ("context", "bits per byte", "perplexity", "tokens predicted")
     show(table(headers, rows, right=headers))
 
 
-class Counted:
-    """Strings as they come, and how many bytes of UTF-8 those were."""
+class Counted(Generic[T]):
+    """Items as they come, and the sum of their sizes so far."""
 
-    def __init__(self, texts: Iterator[str]):
-        """None yet."""
-        self.texts, self.bytes = texts, 0
+    def __init__(self, items: Iterable[T], size: Callable[[T], int]):
+        """Nothing has come yet."""
+        self.items, self.size, self.total = items, size, 0
 
-    def __iter__(self) -> Iterator[str]:
-        """The same strings."""
-        for text in self.texts:
-            self.bytes += len(text.encode())
-            yield text
-
-
-class Tokens:
-    """Pieces of tokens as they come, and how many those were."""
-
-    def __init__(self, pieces: Iterator[list[int]]):
-        """None yet."""
-        self.pieces, self.count = pieces, 0
-
-    def __iter__(self) -> Iterator[list[int]]:
-        """The same pieces."""
-        for piece in self.pieces:
-            self.count += len(piece)
-            yield piece
+    def __iter__(self) -> Iterator[T]:
+        """The same items."""
+        for item in self.items:
+            self.total += self.size(item)
+            yield item
 
 
 def _context(text: str) -> int | None:

@@ -41,8 +41,7 @@ def sweep(
     found = sweeps.expand(*sweeps.read(grid), folder)
     sweeps.plan(found)
     say(f"sweep    {folder}: {counts(found)}")
-    view: Board | Lines = Board() if console().is_terminal else Lines()
-    with view:
+    with progress() as view:
         sweeps.run(found, workers=jobs, device=device, watch=view.show)
     show(board(found, f"{folder}: {counts(found)}"))
     failed = [job for job in found if job.state == FAILED]
@@ -52,11 +51,17 @@ def sweep(
         raise typer.Exit(EXIT_CODES[FAILED])
 
 
-class Lines:
-    """For logs and pipes: a line when a run's state changes, and at every quarter of the way."""
+def progress(parts: int = 4) -> "Board | Lines":
+    """How runs are watched: a table in a terminal; elsewhere a line after each of so many parts of a run."""
+    return Board() if console().is_terminal else Lines(parts)
 
-    def __init__(self) -> None:
-        """Nothing is printed yet."""
+
+class Lines:
+    """For logs and pipes: a line when a run's state changes, and after every quarter of its steps."""
+
+    def __init__(self, parts: int = 4) -> None:
+        """A line after each of `parts` equal parts of a run."""
+        self.parts = parts
         self.seen: dict[str, tuple[str, int]] = {}
 
     def __enter__(self) -> "Lines":
@@ -73,7 +78,7 @@ class Lines:
             if job.skipped or (job.state == state and state != RUNNING):
                 continue
             latest = job.latest()
-            now = (job.state, 4 * int(latest.get("step", 0)) // job.config.train.steps)
+            now = (job.state, self.parts * int(latest.get("step", 0)) // job.config.train.steps)
             if now != self.seen.get(job.name):
                 say("  ".join(cell for cell in row(job, latest) if cell))
             self.seen[job.name] = now

@@ -1,13 +1,12 @@
 """`varla train`: one run, from a file, from the defaults, or from where it stopped."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from varla.cli.options import Device, Settings, check_device
+from varla.cli.options import Config, Device, Settings, check_device, check_resume, speaks
 from varla.cli.output import accuracies, say, share
 
 if TYPE_CHECKING:
@@ -26,9 +25,7 @@ def register(app: typer.Typer) -> None:
 
 
 def train(
-    config: Annotated[
-        Path | None, typer.Argument(help="Settings as YAML; what it leaves out takes the defaults.", metavar="CONFIG")
-    ] = None,
+    config: Config = None,
     settings: Settings = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run; left out, named after it, under runs/.", metavar="FOLDER")
@@ -44,21 +41,19 @@ def train(
     from varla.training.progress import choose
 
     check_device(device)
+    check_resume(resume, config, settings, out)
     if resume is None:
         chosen = read(config, settings or ())
         folder = out or default_folder(chosen)
         if training.Run(folder).config_file.exists():
             how = f"go on with `varla train --resume {folder}`, or choose another folder with --out"
             raise training.RunError(f"{folder} already holds a run: {how}")
-    elif config or settings or out:
-        raise ValueError("--resume goes on with the run's own settings: leave out CONFIG, --set and --out")
     else:
         chosen, folder = training.Run(resume).config(), resume
-    speaks = os.environ.get("RANK", "0") == "0"  # one of several processes
-    if speaks:
+    if speaks():
         say(f"run      {folder}")
     record = training.train(chosen, folder, resume=resume is not None, progress=choose(quiet), device=device)
-    if speaks:
+    if speaks():
         report(chosen, record["final"])
 
 

@@ -1,12 +1,11 @@
 """`varla train-lm`: a language model from text, through Hugging Face's Trainer."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from varla.cli.options import Settings
+from varla.cli.options import Config, Settings, check_resume, speaks
 from varla.cli.output import say, show, table
 
 EXAMPLES = """Example: varla train-lm --set data.train=book.txt --set model.preset=5m --out runs/book
@@ -24,9 +23,7 @@ def register(app: typer.Typer) -> None:
 
 
 def train_lm(
-    config: Annotated[
-        Path | None, typer.Argument(help="Settings as YAML; what it leaves out takes the defaults.", metavar="CONFIG")
-    ] = None,
+    config: Config = None,
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run.", metavar="FOLDER")] = None,
     resume: Annotated[
@@ -38,8 +35,7 @@ def train_lm(
     from varla.lm.settings import from_dict
     from varla.runs.settings import load, override
 
-    if resume is not None and (config or settings or out):
-        raise ValueError("--resume goes on with the run's own settings: leave out CONFIG, --set and --out")
+    check_resume(resume, config, settings, out)
     if resume is None and out is None:
         raise ValueError("--out is needed: the folder that the model goes to")
     chosen = None if resume else from_dict(override(load(config) if config else {}, settings or ()))
@@ -48,7 +44,7 @@ def train_lm(
     folder = resume or out
     assert folder is not None  # one of them was given
     record = train(chosen or read_settings(folder), folder, resume=resume is not None)
-    if os.environ.get("RANK", "0") != "0":  # one of several processes
+    if not speaks():
         return
     rows = [
         (context, f"{found['bits per byte']:.4f}", f"{found['perplexity']:.3f}")
@@ -56,4 +52,5 @@ def train_lm(
     ]
     say(f"model    {folder / 'model'}: {record['parameters']:,} parameters, {record['steps']} steps")
     if rows:
-        show(table(("context", "bits per byte", "perplexity"), rows, right=("context", "bits per byte", "perplexity")))
+        headers = ("context", "bits per byte", "perplexity")
+        show(table(headers, rows, right=headers))
