@@ -37,8 +37,8 @@ types: $(READY)
 	$(BIN)/mypy
 
 pytest: $(READY) $(OLDEST)/.ready browser
-	VARLA_TRANSFORMERS=5.22 $(BIN)/pytest -n 2
-	VARLA_TRANSFORMERS=5.17 PYTHONPATH=$(abspath $(OLDEST)) $(BIN)/pytest -n 2 tests/models tests/session/test_session.py tests/lm/test_training.py
+	VARLA_TRANSFORMERS=5.22 $(BIN)/pytest -n 2 --dist worksteal
+	VARLA_TRANSFORMERS=5.17 PYTHONPATH=$(abspath $(OLDEST)) $(BIN)/pytest -n 2 --dist worksteal tests/models tests/session/test_session.py tests/lm/test_training.py
 
 $(OLDEST)/.ready: $(READY) Makefile
 	rm -rf $(OLDEST)
