@@ -19,4 +19,17 @@ if not torch.cuda.is_available():  # kernels run in Triton's interpreter, which 
     if find_spec("triton"):
         from tests.interpreter import quicken
 
-        quicken(pytest.MonkeyPatch())
+        quicken()
+
+# Tests that take longest. They run first: one of them at the end would leave all processes but one idle.
+LONGEST = (
+    "test_compiles_and_fits",
+    "two_hundred_thousand_steps",
+    "at_8192_tokens",
+    "killed_at_twenty",
+    "two_processes",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not any(name in item.nodeid for name in LONGEST))

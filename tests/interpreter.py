@@ -22,7 +22,10 @@ from triton.runtime import interpreter
 VERSION = "3.9."  # the version whose insides are replaced; all others stay as they are
 
 
-def quicken(patch: pytest.MonkeyPatch) -> None:
+patch = pytest.MonkeyPatch()
+
+
+def quicken() -> None:
     """Replace the slow parts; `patch.undo()` brings them back."""
     if not triton.__version__.startswith(VERSION):
         return

@@ -96,8 +96,9 @@ def saved_step(folder):
 
 
 def test_killed_at_twenty_random_moments_it_loses_only_the_steps_since_the_last_checkpoint(tmp_path):
-    config = tiny("train.steps=1000", "train.checkpoint_every=3", "train.eval_every=500", "train.log_every=3")
-    train(config, tmp_path / "whole", device="cpu")
+    settings = ["train.steps=1000", "train.eval_every=500", "train.log_every=3"]
+    train(tiny(*settings, "train.checkpoint_every=500"), tmp_path / "whole", device="cpu")
+    config = tiny(*settings, "train.checkpoint_every=3")
     folder, choose = tmp_path / "killed", random.Random(0)
     context = multiprocessing.get_context("fork")
     kills, before = 0, 0

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from varla.arguments import check_choice, check_count
 from varla.backbone.block import Block
 from varla.layers import ModelState, build
 from varla.layers.norm import make_norm
 from varla.layers.softmax import positions
-from varla.arguments import check_choice, check_count
 from varla.ops.packing import check_packing
 
 POSITIONS = ("learned", "none")

@@ -64,8 +64,8 @@ def models(
     """List the presets of varla.models with parameters and state bytes, a softmax cache beside it."""
     import torch
 
-    from varla.models import PRESETS, VarlaForCausalLM, preset
     from varla.arguments import check_count
+    from varla.models import PRESETS, VarlaForCausalLM, preset
 
     check_count("--context", context)
     rows = []

@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
+from varla.arguments import check_choice
 from varla.layers.base import Layer
 from varla.ops import DeltaRuleState, decayed_delta_rule
-from varla.arguments import check_choice
 from varla.ops.features import feature
 
 GATES = ("scalar", "channel")

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 
+from varla.arguments import check_number
 from varla.layers.base import Layer
 from varla.ops import State
-from varla.arguments import check_number
 from varla.ops.packing import pad_packed, unpad_packed
 from varla.ops.rotary import angles, rotate
 
