@@ -70,15 +70,9 @@ lint: $(TEST)
 types: $(TEST)
 	$(BIN)/mypy
 
-<<<<<<< HEAD
 pytest: $(TEST) $(OLDEST)/.ready browser
-	VARLA_TRANSFORMERS=5.22 $(BIN)/pytest -n 2
-	VARLA_TRANSFORMERS=5.17 PYTHONPATH=$(abspath $(OLDEST)) $(BIN)/pytest -n 2 tests/models tests/session/test_session.py tests/lm/test_training.py
-=======
-pytest: $(READY) $(OLDEST)/.ready browser
 	VARLA_TRANSFORMERS=5.22 $(BIN)/pytest -n 2 --dist worksteal
 	VARLA_TRANSFORMERS=5.17 PYTHONPATH=$(abspath $(OLDEST)) $(BIN)/pytest -n 2 --dist worksteal tests/models tests/session/test_session.py tests/lm/test_training.py
->>>>>>> testtime
 
 # Into a folder of its own: all runs are recorded in reports/ already, and a recorded run is not made again.
 reproduce: $(LAB)

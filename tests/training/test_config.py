@@ -1,8 +1,8 @@
 """A run's settings: defaults, what is refused and how."""
 
 import pytest
-from varla.runs.settings import dump
 
+from varla.runs.settings import dump
 from varla.training import RunConfig, complete, from_dict, load
 
 
