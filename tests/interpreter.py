@@ -1,7 +1,7 @@
 """Triton's interpreter, about five times as fast, with the same results to the last bit.
 
-The tests' kernels are small, so nearly all of their time was the interpreter's own bookkeeping. It replaced the functions of
-`triton.language` at every call of a device function, checked every integer operation for overflow without reading the
+The tests' kernels are small, so nearly all of their time was the interpreter's own bookkeeping. It replaced the
+functions of `triton.language` at every call of a device function, checked every integer operation for overflow without reading the
 answer (`debug` is off), and built the types and shapes of every intermediate value anew.
 """
 

@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
 def info() -> None:
     """Show versions, devices and backends, and why a backend is missing."""
     import varla
-    from varla.training import environment
+    from varla.runs import environment
 
     found = environment.describe()
     gpus = found.pop("gpus")

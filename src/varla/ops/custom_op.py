@@ -8,11 +8,10 @@ one typed argument for each of its fields, and is put together again behind the 
 """
 
 import inspect
-import types
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
@@ -97,7 +96,7 @@ class _Layout:
             names = tuple(field.name for field in fields(hint))
             self.kinds.append((lru_cache(maxsize=256)(hint), names))  # type: ignore[arg-type]
             parameters += [
-                inspect.Parameter(f"{each.name}_{name}", each.kind, annotation=_plain(types_of[name])) for name in names
+                inspect.Parameter(f"{each.name}_{name}", each.kind, annotation=types_of[name]) for name in names
             ]
         self.signature = signature.replace(parameters=parameters)
 
@@ -140,16 +139,6 @@ def _resolved(function: Callable[..., Any]) -> inspect.Signature:
     signature, hints = inspect.signature(function), get_type_hints(function)
     parameters = [each.replace(annotation=hints[each.name]) for each in signature.parameters.values()]
     return signature.replace(parameters=parameters, return_annotation=hints["return"])
-
-
-def _plain(hint: Any) -> Any:
-    """A field's type as a schema has it: words are strings."""
-    if get_origin(hint) is Literal:
-        return str
-    if isinstance(hint, types.UnionType):
-        (only,) = (each for each in get_args(hint) if each is not types.NoneType)
-        return _plain(only) | None
-    return hint
 
 
 def plain_gradients(

@@ -95,7 +95,8 @@ def decayed_delta_rule(
         form = "reference"
     if form != "chunk":
         return run(_CHANNELS, inputs, sizes, settings, **call, backend=form, chunk_size=None)  # type: ignore[no-any-return]
-    return _by_rows(inputs, sizes, settings, **call, chunk_size=CHANNEL_CHUNK if chunk_size is None else chunk_size)
+    size = CHANNEL_CHUNK if chunk_size is None else chunk_size
+    return _by_rows(inputs, sizes, settings, **call, chunk_size=size)  # type: ignore[no-any-return]
 
 
 def decayed_delta_rule_step(

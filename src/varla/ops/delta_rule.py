@@ -10,7 +10,6 @@ from torch import Tensor
 
 from varla.ops.checks import check_inputs
 from varla.ops.dispatch import CallOptions, Mechanism, run, run_step, settings_of
-from varla.ops.features import FeatureMap
 from varla.ops.memory import kernel_form, memory_chunk, reference_form
 from varla.ops.memory.settings import MemorySettings
 from varla.ops.state import DeltaRuleState
@@ -19,7 +18,7 @@ from varla.ops.state import DeltaRuleState
 class DeltaRuleOptions(TypedDict, total=False):
     """The scalars of the delta rule, for type checkers."""
 
-    feature_map: FeatureMap
+    feature_map: str
     normalize_query: bool
     normalize_key: bool
     scale: float | None
@@ -51,7 +50,7 @@ def delta_rule(
     v: Tensor,
     beta: Tensor,
     *,
-    feature_map: FeatureMap = "identity",
+    feature_map: str = "identity",
     normalize_query: bool = True,
     normalize_key: bool = True,
     scale: float | None = None,

@@ -20,7 +20,8 @@ from varla.ops.state import StateT, state_dtype
 # Below this many tokens the loop is faster than setting a chunk up (python -m benchmarks.cpu).
 LOOP_TOKENS = 4
 
-Held = list[Tensor | None]  # the tensors of a state, less the token count
+Held = list[Any]  # the tensors of a state, less the token count; None for those that a mechanism does not keep
+Inputs = Sequence[Any]  # tensors, or None where an operator may do without one
 Result = tuple[Tensor, Held]
 Settings = TypeVar("Settings")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -78,19 +79,20 @@ def settings_of(kind: type[Settings], options: Mapping[str, Any]) -> Settings:
     if torch.compiler.is_compiling():
         return kind(**options)
     try:
-        return _settings(kind, **options)
+        found: Settings = _settings(kind, **options)
+        return found
     except TypeError:  # a value that cannot be a key of the cache, or not a value: the class says which
         return kind(**options)
 
 
 @lru_cache(maxsize=1024, typed=True)
-def _settings(kind: type[Settings], **options: Any) -> Settings:
+def _settings(kind: Any, **options: Any) -> Any:
     return kind(**options)
 
 
 def run(
     mechanism: Mechanism[StateT],
-    inputs: Sequence[Tensor | None],
+    inputs: Inputs,
     sizes: Mapping[str, int],
     settings: Sequence[Any],
     *,
@@ -102,13 +104,13 @@ def run(
 ) -> Any:
     """Outputs [B, T, H, *], with the final state if asked for. The inputs and settings have been checked."""
     check_flag("return_state", return_state)
-    first = inputs[0]
-    assert first is not None
+    first: Tensor = inputs[0]
     rows = check_packing(cu_seqlens, sizes["B"], sizes["T"], first.device)
     form = choose(mechanism, backend, chunk_size, sizes, first)
     state = begin(mechanism, "initial_state", initial_state, {**sizes, "B": rows}, settings, first)
-    *held, t = state.tensors().values()
-    count = len(held)
+    tensors = list(state.tensors().values())
+    held: Held = tensors[:-1]
+    t, count = tensors[-1], len(held)
     held += [None] * (len(mechanism.chunk.state) - count)  # what this mechanism does not keep
     if form == "reference":
         o, held = _run_reference(mechanism, inputs, held, t, cu_seqlens, settings)
@@ -128,12 +130,12 @@ def run(
     if not return_state:
         return o
     t = t + (sizes["T"] if cu_seqlens is None else cu_seqlens.diff().to(t))
-    return o, state.of((*held[:count], t))  # type: ignore[arg-type]
+    return o, state.of((*held[:count], t))
 
 
 def run_step(
     mechanism: Mechanism[StateT],
-    inputs: Sequence[Tensor | None],
+    inputs: Inputs,
     sizes: Mapping[str, int],
     settings: Sequence[Any],
     state: StateT | None,
@@ -146,8 +148,7 @@ def run_step(
     With `inplace`, that state is the one handed in, updated.
     """
     check_flag("inplace", inplace)
-    first = inputs[0]
-    assert first is not None
+    first: Tensor = inputs[0]
     before = begin(mechanism, "state", state, sizes, settings, first)
     if inplace:
         check_inplace("state", before)
@@ -158,11 +159,12 @@ def run_step(
             after = before.of(x.clone(memory_format=torch.contiguous_format) for x in before.tensors().values())
         return mechanism.decode(inputs, after, settings), after
     tokens = [None if x is None else x[:, None] for x in inputs]
-    *held, t = before.tensors().values()
-    count = len(held)
+    tensors = list(before.tensors().values())
+    held: Held = tensors[:-1]
+    t, count = tensors[-1], len(held)
     held += [None] * (len(mechanism.chunk.state) - count)
     o, held = _run_reference(mechanism, tokens, held, t, None, settings)
-    after = before.of((*held[:count], t + 1))  # type: ignore[arg-type]
+    after = before.of((*held[:count], t + 1))
     if inplace:
         for old, new in zip(before.tensors().values(), after.tensors().values(), strict=True):
             old.copy_(new)
@@ -191,12 +193,11 @@ def choose(
 
 
 def choose_step(
-    mechanism: Mechanism[StateT], backend: str, sizes: Mapping[str, int], inputs: Sequence[Tensor | None], state: StateT
+    mechanism: Mechanism[StateT], backend: str, sizes: Mapping[str, int], inputs: Inputs, state: StateT
 ) -> str:
     """The form to run one token in: "reference" or "triton". "auto" is the kernel, on a GPU and where it can run."""
     check_choice("backend", backend, ("auto", "reference", *(("triton",) if mechanism.decode else ())))
-    first = inputs[0]
-    assert first is not None
+    first: Tensor = inputs[0]
     if backend == "reference" or (backend == "auto" and not (mechanism.decode and first.is_cuda)):
         return "reference"
     reason = cannot_launch(sizes, first, "reference")
@@ -239,7 +240,7 @@ def differentiated(tensors: Sequence[Tensor | None]) -> bool:
 
 def _run_reference(
     mechanism: Mechanism[StateT],
-    inputs: Sequence[Tensor | None],
+    inputs: Inputs,
     held: Held,
     t: Tensor,
     cu_seqlens: Tensor | None,
@@ -247,8 +248,6 @@ def _run_reference(
 ) -> Result:
     """The loop, in the state's precision, over one sequence of a packed batch after the other."""
     like = inputs[mechanism.chunk.output_like]
-    assert held[0] is not None
-    assert like is not None
     wide = [None if x is None else x.to(held[0].dtype) for x in inputs]
     bounds = None if cu_seqlens is None else zip(*sequence_bounds(cu_seqlens, like.shape[1]), strict=True)
     with torch.autocast(like.device.type, enabled=False):
@@ -266,11 +265,8 @@ def _run_reference(
     return torch.cat(outputs, 1).to(like.dtype), joined
 
 
-def _run_row(
-    mechanism: Mechanism[StateT], inputs: Sequence[Tensor | None], held: Held, t: Tensor, settings: Sequence[Any]
-) -> Result:
+def _run_row(mechanism: Mechanism[StateT], inputs: Inputs, held: Held, t: Tensor, settings: Sequence[Any]) -> Result:
     like = inputs[mechanism.chunk.output_like]
-    assert like is not None
     if like.shape[1] == 0:
         return like.clone(), held
     return mechanism.reference(inputs, held, t, *settings)

@@ -4,13 +4,10 @@ Every form of every mechanism goes through these few functions, so that a zero v
 input, means the same thing everywhere.
 """
 
-from typing import Literal, get_args
-
 import torch
 from torch import Tensor
 
-FeatureMap = Literal["elu1", "identity"]
-FEATURE_MAPS: tuple[str, ...] = get_args(FeatureMap)
+FEATURE_MAPS = ("elu1", "identity")
 
 
 def feature(x: Tensor, kind: str) -> Tensor:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from varla.ops.checks import check_inputs
 from varla.ops.dispatch import CallOptions, Mechanism, run, run_step, settings_of
-from varla.ops.features import FeatureMap
 from varla.ops.memory import kernel_form, memory_chunk, reference_form
 from varla.ops.memory.settings import MemorySettings
 from varla.ops.state import LinearAttentionState
@@ -19,7 +18,7 @@ class LinearAttentionOptions(TypedDict, total=False):
     """The scalars of linear attention, for type checkers."""
 
     eps: float
-    feature_map: FeatureMap
+    feature_map: str
     normalizer: bool
 
 
@@ -43,7 +42,7 @@ def linear_attention(
     v: Tensor,
     *,
     eps: float = 1e-4,
-    feature_map: FeatureMap = "elu1",
+    feature_map: str = "elu1",
     normalizer: bool = True,
     initial_state: LinearAttentionState | None = None,
     return_state: bool = False,

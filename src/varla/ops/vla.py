@@ -11,9 +11,8 @@ from torch import Tensor
 from varla.ops.checks import check_inputs, check_untracked
 from varla.ops.directions import initial_A
 from varla.ops.directions.reference import directions_reference
-from varla.ops.directions.settings import DirectionSettings, Gain
+from varla.ops.directions.settings import DirectionSettings
 from varla.ops.dispatch import CallOptions, Held, Mechanism, Result, accepts, run, run_step, settings_of
-from varla.ops.features import FeatureMap
 from varla.ops.fused.chunk import vla_chunk
 from varla.ops.memory.reference import memory_reference
 from varla.ops.memory.settings import MemorySettings
@@ -27,8 +26,8 @@ class VLAOptions(TypedDict, total=False):
     refresh_every: int | None
     refresh: float
     eps: float
-    gain: Gain
-    feature_map: FeatureMap
+    gain: str
+    feature_map: str
     penalty_scale: float | None
     normalizer: bool
     normalize_key: bool
@@ -46,8 +45,8 @@ class VLASettings:
     refresh_every: int | None = 20
     refresh: float = 1e-3
     eps: float = 1e-4
-    gain: Gain = "unit"
-    feature_map: FeatureMap = "elu1"
+    gain: str = "unit"
+    feature_map: str = "elu1"
     penalty_scale: float | None = None
     normalizer: bool = True
     normalize_key: bool = True
@@ -193,8 +192,6 @@ def _reference(
     """Algorithm 1: the loop of `directions`, then that of `memory`."""
     q, k, v, u = inputs
     S, A, z = held
-    assert S is not None
-    assert A is not None
     a, A = directions_reference(k, u, A, t, along)
     o, S, z = memory_reference(q, k, v, a, None, None, S, z, settings)
     return o, [S, A, z]
@@ -212,7 +209,8 @@ def _kernels(
 def _decode(inputs: Sequence[Any], state: VLAState, settings: Sequence[Any]) -> Tensor:
     from varla.ops.fused.triton.decode import decode_
 
-    return decode_(*inputs, *state.tensors().values(), *settings)
+    o: Tensor = decode_(*inputs, *state.tensors().values(), *settings)
+    return o
 
 
 _VLA = Mechanism(VLAState, _reference, vla_chunk, _kernels, _initial, decode=_decode)

@@ -6,7 +6,7 @@ those that go on are always the first ones: a row that ends is cut off the end o
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ class Context:
     refresh: Refresh | None
 
 
-Inputs = Sequence[Tensor | None]
+Inputs = Sequence[Any]  # tensors, or None where an operator may do without one
 Tensors = Sequence[Tensor]
 
 
@@ -44,7 +44,7 @@ class Cell(Protocol):
     the input that outputs have the shape of.
     """
 
-    output_like: int
+    output_like: ClassVar[int]
     refresh_beat: tuple[int, float] | None
 
     def forward(self, inputs: Inputs, state: Tensors, context: Context) -> tuple[Tensor, Tensors, Tensors]:
@@ -92,7 +92,6 @@ def forward(job: Job, inputs: Inputs, state: Tensors, slots: int) -> tuple[Tenso
     With slots = 0 nothing is kept for the backward and the last list holds empty tensors.
     """
     like = inputs[job.cell.output_like]
-    assert like is not None
     o = torch.empty_like(like, memory_format=torch.contiguous_format)
     final = [x.clone() for x in state]
     kept = [x.new_empty(slots, *x.shape[1:]) for x in state]
@@ -111,9 +110,7 @@ def forward(job: Job, inputs: Inputs, state: Tensors, slots: int) -> tuple[Tenso
     return o, final, kept
 
 
-def backward(
-    job: Job, inputs: Inputs, kept: Tensors, do: Tensor, dfinal: Tensors
-) -> tuple[list[Tensor | None], list[Tensor]]:
+def backward(job: Job, inputs: Inputs, kept: Tensors, do: Tensor, dfinal: Tensors) -> tuple[list[Any], list[Tensor]]:
     """Gradients of the outputs and of the final state to (gradients of the inputs, gradients of the initial state)."""
     dinputs = [None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
     dstate = [x.clone() for x in dfinal]

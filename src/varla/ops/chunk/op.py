@@ -21,7 +21,7 @@ class ChunkOperator:
     that the cell is made of. Of each input gradients are returned, and of each tensor of the state.
     """
 
-    def __init__(self, name: str, cell: type[driver.Cell], inputs: str, state: str, *settings: type[Any]) -> None:
+    def __init__(self, name: str, cell: type[Any], inputs: str, state: str, *settings: type[Any]) -> None:
         """Register the operator and its backward."""
         self.inputs, self.state = inputs.split(), state.split()
         self.cell = lru_cache(maxsize=256)(cell)
@@ -50,14 +50,14 @@ class ChunkOperator:
 
     def __call__(
         self,
-        inputs: Sequence[Tensor | None],
-        state: Sequence[Tensor | None],
+        inputs: Sequence[Any],
+        state: Sequence[Any],
         t: Tensor,
         cu_seqlens: Tensor | None,
         settings: Sequence[Any],
         chunk_size: int,
         keep: bool,
-    ) -> tuple[Tensor, list[Tensor | None]]:
+    ) -> tuple[Tensor, list[Any]]:
         """(outputs, final state). `keep` what a backward needs."""
         o, *final = self._forward(*inputs, *state, t, cu_seqlens, *settings, chunk_size, keep)
         rest = iter(final)
@@ -123,14 +123,13 @@ class ChunkOperator:
 
     def _job(
         self,
-        inputs: Sequence[Tensor | None],
+        inputs: Sequence[Any],
         t: Tensor,
         cu_seqlens: Tensor | None,
         settings: Sequence[Any],
         chunk_size: int,
     ) -> driver.Job:
-        first = inputs[0]
-        assert first is not None
+        first: Tensor = inputs[0]
         B, T, H = first.shape[:3]
         if cu_seqlens is None:
             starts, lengths = [0] * B, [T] * B
@@ -151,7 +150,6 @@ def _present(tensors: Sequence[Tensor | None]) -> list[Tensor]:
     return [x for x in tensors if x is not None]
 
 
-def _slots(inputs: Sequence[Tensor | None], t: Tensor, cu_seqlens: Tensor | None, chunk_size: int, keep: bool) -> int:
-    first = inputs[0]
-    assert first is not None
+def _slots(inputs: Sequence[Any], t: Tensor, cu_seqlens: Tensor | None, chunk_size: int, keep: bool) -> int:
+    first: Tensor = inputs[0]
     return slots_needed(t.shape[0], first.shape[1], chunk_size, cu_seqlens is not None) if keep else 0

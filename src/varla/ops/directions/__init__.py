@@ -83,7 +83,8 @@ def initial_A(
 
 
 def _reference(inputs: Sequence[Any], held: Held, t: Tensor, settings: DirectionSettings) -> Result:
-    a, A = directions_reference(*inputs, *held, t, settings)
+    (k, u), (A,) = inputs, held
+    a, A = directions_reference(k, u, A, t, settings)
     return a, [A]
 
 

@@ -1,13 +1,12 @@
 """The scalars of `varla.directions`."""
 
 from dataclasses import dataclass
-from typing import Literal, TypedDict, get_args
+from typing import TypedDict
 
 from varla.arguments import check_choice, check_count, check_flag, check_number
-from varla.ops.features import FEATURE_MAPS, FeatureMap
+from varla.ops.features import FEATURE_MAPS
 
-Gain = Literal["unit", "projection", "raw"]
-GAINS: tuple[str, ...] = get_args(Gain)
+GAINS = ("unit", "projection", "raw")
 
 
 class DirectionOptions(TypedDict, total=False):
@@ -16,8 +15,8 @@ class DirectionOptions(TypedDict, total=False):
     lambda0: float
     refresh_every: int | None
     refresh: float
-    gain: Gain
-    feature_map: FeatureMap
+    gain: str
+    feature_map: str
     penalty_scale: float | None
     normalize_key: bool
     update_penalty: bool
@@ -44,8 +43,8 @@ class DirectionSettings:
     lambda0: float = 0.1
     refresh_every: int | None = 20
     refresh: float = 1e-3
-    gain: Gain = "unit"
-    feature_map: FeatureMap = "elu1"
+    gain: str = "unit"
+    feature_map: str = "elu1"
     penalty_scale: float | None = None
     normalize_key: bool = True
     update_penalty: bool = True

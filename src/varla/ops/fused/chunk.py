@@ -43,7 +43,8 @@ class VLACell:
         written = directions.Recomputed(keys.y, u, A0, self.along, context.refresh)
         found, dF, (dS, dz) = memory.backward(Q.y, keys, v, written.a, None, (S0, z0), do, (dS, dz), self.settings)
         dK, du, dA = written.backward(found.da, dA)
-        return (Q.backward(found.dQ), keys.backward(found.dK + dK, dF), found.dV, du), (dS, dA, dz)
+        dk = keys.backward(dK if found.dK is None else found.dK + dK, dF)
+        return (Q.backward(found.dQ), dk, found.dV, du), (dS, dA, dz)
 
     def _features(self, q: Tensor, k: Tensor, valid: Tensor | None) -> tuple[Features, Features]:
         s = self.settings

@@ -103,7 +103,9 @@ def memory(
 
 def reference_form(inputs: Sequence[Any], held: Held, t: Tensor, settings: MemorySettings) -> Result:
     """The loop, as dispatch.Mechanism wants it."""
-    o, S, z = memory_reference(*inputs, *held, settings)
+    q, k, v, a, beta, log_gate = inputs
+    S, z = held
+    o, S, z = memory_reference(q, k, v, a, beta, log_gate, S, z, settings)
     return o, [S, z]
 
 

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from varla.arguments import check_choice, check_flag, check_number
-from varla.ops.features import FEATURE_MAPS, FeatureMap
+from varla.ops.features import FEATURE_MAPS
 
 
 class MemoryOptions(TypedDict, total=False):
     """The keywords of `varla.memory` that make its settings, for type checkers; see `MemorySettings`."""
 
     eps: float
-    feature_map: FeatureMap
+    feature_map: str
     normalizer: bool
     normalize_query: bool
     normalize_key: bool
@@ -34,7 +34,7 @@ class MemorySettings:
     """
 
     eps: float = 1e-4
-    feature_map: FeatureMap = "elu1"
+    feature_map: str = "elu1"
     normalizer: bool = True
     normalize_query: bool = False
     normalize_key: bool = True

@@ -30,15 +30,11 @@ RECURRENT_TOKENS = 64
 
 
 def memory_kernels(
-    inputs: Sequence[Tensor | None], held: Held, cu_seqlens: Tensor | None, settings: MemorySettings, keep: bool
+    inputs: Sequence[Any], held: Held, cu_seqlens: Tensor | None, settings: MemorySettings, keep: bool
 ) -> Result:
     """The kernels that suit: see dispatch.Mechanism. Inputs q, k, v, a, beta, log_gate; state S and perhaps z."""
     q, k, v, a, beta, log_gate = inputs
     S, z = held
-    assert q is not None
-    assert k is not None
-    assert v is not None
-    assert S is not None
     short = q.shape[0] * q.shape[1] <= RECURRENT_TOKENS * S.shape[0]
     # Token by token there is no normaliser where errors are written, nor where z would feel write strengths.
     recurrent = short and a is None and not (settings.normalizer and (settings.error or beta is not None))
