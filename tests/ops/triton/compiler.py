@@ -12,7 +12,7 @@ import sys
 import tempfile
 import traceback
 
-import torch._dynamo  # the first call of an operator would import it, in every fork
+import torch._dynamo  # noqa: F401  the first call of an operator would import it, in every fork
 
 import tests.ops.triton.compiling  # noqa: F401  all that every program needs
 
