@@ -1,14 +1,14 @@
 """Triton's interpreter, about five times as fast, with the same results to the last bit.
 
 The tests' kernels are small, so nearly all of their time was the interpreter's own bookkeeping. It replaced the
-functions of `triton.language` at every call of a device function, checked every integer operation for overflow without reading the
-answer (`debug` is off), and built the types and shapes of every intermediate value anew.
+functions of `triton.language` at every call of a device function, checked every integer operation for overflow without
+reading the answer (`debug` is off), and built the types and shapes of every intermediate value anew.
 """
 
 import dataclasses
 import inspect
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -156,7 +156,7 @@ def _unwrap(slow: Callable[..., Any]) -> Callable[..., Any]:
     return fast
 
 
-shape_of_both = lru_cache(maxsize=None)(np.broadcast_shapes)
+shape_of_both = cache(np.broadcast_shapes)
 
 
 def _spread(x: Any, shape: tuple[int, ...]) -> Any:

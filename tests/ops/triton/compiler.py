@@ -12,6 +12,8 @@ import sys
 import tempfile
 import traceback
 
+import torch._dynamo  # noqa: F401  the first call of an operator would import it, in every fork
+
 import tests.ops.triton.compiling  # noqa: F401  all that every program needs
 
 
