@@ -14,7 +14,6 @@ from varla.ops.backends import cannot_launch
 from varla.ops.checks import check_inputs, check_state, check_untracked
 from varla.ops.fused.triton.decode import constants, denominator, write_direction
 from varla.ops.state import VLAState
-from varla.ops.triton.plan import on_device
 from varla.ops.triton.tiles import features, matrix, normalized, rows, store_matrix, store_rows, unit
 from varla.ops.vla import VLASettings
 
@@ -79,7 +78,7 @@ def vla_sequential(
     """
     named = {"q": (q, "B T H D"), "k": (k, "B T H D"), "v": (v, "B T H Dv"), "u": (u, "B T H D")}
     (q, k, v, u), sizes = check_inputs(named)
-    reason = cannot_launch(sizes, q, instead="chunk")
+    reason = cannot_launch(q, sizes, "backend='chunk'")
     if reason is not None:
         raise RuntimeError(f"the sequential kernel cannot run here: {reason}")
     check_state("state", state, VLAState, sizes, q.device, q.dtype)
@@ -92,7 +91,7 @@ def vla_sequential(
     if B == 0:
         return o, final
     scalars, named = constants(*settings.halves(), D, v.shape[-1])
-    with on_device(q):
+    with torch.cuda.device_of(q):
         walk_tokens[B * H, triton.cdiv(v.shape[-1], named["BV"])](
             *(x.contiguous() for x in (q, k, v, u, *state.tensors().values())),
             o, final.S, final.A, final.z, H, T, *scalars, **named,

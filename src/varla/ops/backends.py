@@ -4,6 +4,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ def _no_lapack() -> str | None:
     return "this build of PyTorch has no LAPACK, which the Cholesky factorisations need"
 
 
+@lru_cache(maxsize=1)
 def _no_triton() -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed (pip install triton)"
@@ -48,16 +50,6 @@ def triton_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes")
 
 
-def no_kernels(like: Tensor, instead: str = "another form") -> str | None:
-    """Why no kernel can take a tensor like this one here, whatever its shape; None if they can."""
-    missing: str | None = _no_triton()
-    if missing is not None:
-        return missing
-    if not like.is_cuda and not triton_interpreted():
-        return f"the inputs are on {like.device}, and the kernels run on CUDA GPUs"
-    return f"the kernels compute in float32; use {instead} for float64 inputs" if like.dtype == torch.float64 else None
-
-
 def has_tangent(tensors: Iterable[Tensor | None]) -> bool:
     """Whether one of them carries a derivative in forward mode."""
     return any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors)  # type: ignore[no-untyped-call]
@@ -76,7 +68,7 @@ def transformed(tensors: Sequence[Tensor]) -> bool:
 
 def can_launch(like: Tensor, *others: Tensor) -> bool:
     """Whether a kernel can take a tensor like this one, on a GPU, and be derived as is wanted of it and the others."""
-    return like.is_cuda and no_kernels(like) is None and not transformed((like, *others))
+    return like.is_cuda and cannot_launch(like) is None and not transformed((like, *others))
 
 
 # Below so many numbers PyTorch's own norms and gates are taken: all of them wait for the host there, and PyTorch's cost
@@ -89,14 +81,21 @@ def worth_a_kernel(like: Tensor, *others: Tensor) -> bool:
     return like.numel() >= FEW and can_launch(like, *others)
 
 
-def cannot_launch(sizes: Mapping[str, int], like: Tensor, instead: str) -> str | None:
-    """Why the kernels cannot take inputs like this one here, and which backend to use `instead`; None if they can."""
-    missing = no_kernels(like, f"backend={instead!r}")
+def cannot_launch(like: Tensor, sizes: Mapping[str, int] | None = None, instead: str = "another form") -> str | None:
+    """Why the kernels cannot take inputs like this one and of these sizes here, and what to use `instead`.
+
+    None if they can.
+    """
+    missing: str | None = _no_triton()
     if missing is not None:
         return missing
+    if not like.is_cuda and not triton_interpreted():
+        return f"the inputs are on {like.device}, and the kernels run on CUDA GPUs"
+    if like.dtype == torch.float64:
+        return f"the kernels compute in float32; use {instead} for float64 inputs"
     for name, most in (("D", 128), ("Dv", 256)):
-        if not 1 <= sizes.get(name, 1) <= most:
-            return f"the kernels take {name} from 1 to {most}, got {sizes[name]}; use backend={instead!r}"
+        if sizes is not None and not 1 <= sizes.get(name, 1) <= most:
+            return f"the kernels take {name} from 1 to {most}, got {sizes[name]}; use {instead}"
     return None
 
 

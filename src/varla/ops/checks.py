@@ -1,6 +1,7 @@
 """Checks of what users pass in. Each raises a ValueError or TypeError that says what is wrong and what is allowed."""
 
 from collections.abc import Mapping
+from functools import reduce
 from typing import TypeGuard
 
 import torch
@@ -37,7 +38,10 @@ def check_inputs(inputs: Mapping[str, tuple[Tensor, str]]) -> tuple[list[Tensor]
             raise ValueError(f"{name} must be on the same device as {first} ({tensors[0].device}), got {x.device}")
         if x.dtype != tensors[0].dtype and not torch.is_autocast_enabled(x.device.type):
             raise TypeError(f"{name} must have the same dtype as {first} ({dtype_of(tensors[0])}), got {dtype_of(x)}")
-    return _promoted(tensors), sizes
+    if any(x.dtype != tensors[0].dtype for x in tensors):
+        widest = reduce(torch.promote_types, (x.dtype for x in tensors))
+        tensors = [x.to(widest) for x in tensors]
+    return tensors, sizes
 
 
 def check_cu_seqlens(cu_seqlens: object, B: int, device: torch.device) -> TypeGuard[Tensor]:
@@ -96,10 +100,3 @@ def check_untracked(why: str, tensors: Mapping[str, Tensor]) -> None:
     for name, x in tensors.items():
         if torch.is_grad_enabled() and x.requires_grad:
             raise ValueError(f"{why}, and {name} requires grad; call it under torch.no_grad(), or detach {name}")
-
-
-def _promoted(tensors: list[Tensor]) -> list[Tensor]:
-    dtype = tensors[0].dtype
-    for x in tensors[1:]:
-        dtype = torch.promote_types(dtype, x.dtype)
-    return [x.to(dtype) for x in tensors]

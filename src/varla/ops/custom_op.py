@@ -111,12 +111,16 @@ class _Layout:
         return flat
 
     def nest(self, flat: Sequence[Any]) -> list[Any]:
-        """The function's arguments from the operator's."""
-        values = iter(flat)
-        return [
-            next(values) if kind is None else kind[0](*(next(values) for _ in kind[1]))
-            for kind in self.kinds[: self._given(len(flat))]
-        ]
+        """The function's arguments from the operator's, or from the first of them."""
+        arguments: list[Any] = []
+        at = 0
+        for kind in self.kinds:
+            if at == len(flat):
+                break
+            size = 1 if kind is None else len(kind[1])
+            arguments.append(flat[at] if kind is None else kind[0](*flat[at : at + size]))
+            at += size
+        return arguments
 
     def spread(self, grads: Sequence[Any]) -> tuple[Any, ...]:
         """Gradients of the operator's arguments from those of the function's: settings have none."""
@@ -124,14 +128,6 @@ class _Layout:
         for grad, kind in zip(grads, self.kinds, strict=True):
             found += [grad] if kind is None else [None] * len(kind[1])
         return tuple(found)
-
-    def _given(self, count: int) -> int:
-        """How many of the function's arguments so many of the operator's make."""
-        for i, kind in enumerate(self.kinds):
-            if count <= 0:
-                return i
-            count -= 1 if kind is None else len(kind[1])
-        return len(self.kinds)
 
 
 def _resolved(function: Callable[..., Any]) -> inspect.Signature:

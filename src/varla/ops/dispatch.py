@@ -103,9 +103,10 @@ def run(
     chunk_size: int | None,
 ) -> Any:
     """Outputs [B, T, H, *], with the final state if asked for. The inputs and settings have been checked."""
-    check_flag("return_state", return_state)
+    if not isinstance(return_state, bool):
+        check_flag("return_state", return_state)
     first: Tensor = inputs[0]
-    rows = check_packing(cu_seqlens, sizes["B"], sizes["T"], first.device)
+    rows = sizes["B"] if cu_seqlens is None else check_packing(cu_seqlens, sizes["B"], sizes["T"], first.device)
     form = choose(mechanism, backend, chunk_size, sizes, first)
     state = begin(mechanism, "initial_state", initial_state, {**sizes, "B": rows}, settings, first)
     tensors = list(state.tensors().values())
@@ -176,17 +177,20 @@ def choose(
     mechanism: Mechanism[StateT], backend: str, chunk_size: int | None, sizes: Mapping[str, int], like: Tensor
 ) -> str:
     """The form to run on inputs like this one. Nothing is swapped silently: a form that cannot do it is an error."""
-    check_choice("backend", backend, ("auto", "reference", "chunk", *(("triton",) if mechanism.kernels else ())))
-    check_count("chunk_size", chunk_size, none_means="chosen by shape")
+    allowed = ("auto", "reference", "chunk", "triton") if mechanism.kernels else ("auto", "reference", "chunk")
+    if backend not in allowed:
+        check_choice("backend", backend, allowed)
+    if chunk_size is not None:
+        check_count("chunk_size", chunk_size, none_means="chosen by shape")
     if backend == "auto":
         wanted = mechanism.kernels is not None and sizes["T"] <= mechanism.kernel_tokens and chunk_size is None
-        if like.is_cuda and wanted and cannot_launch(sizes, like, "chunk") is None:
+        if like.is_cuda and wanted and cannot_launch(like, sizes, "backend='chunk'") is None:
             return "triton"
         backend = "reference" if chunk_size is None and sizes["T"] < LOOP_TOKENS else "chunk"
     elif backend != "chunk" and chunk_size is not None:
         why = "has its own" if backend == "triton" else "has no chunks"
         raise ValueError(f"chunk_size is for backend='chunk' (or 'auto'); backend={backend!r} {why}")
-    reason = cannot_launch(sizes, like, "chunk") if backend == "triton" else backends()[backend].reason
+    reason = cannot_launch(like, sizes, "backend='chunk'") if backend == "triton" else backends()[backend].reason
     if reason is not None:
         raise RuntimeError(f"backend={backend!r} cannot run here: {reason}")
     return backend
@@ -200,7 +204,7 @@ def choose_step(
     first: Tensor = inputs[0]
     if backend == "reference" or (backend == "auto" and not (mechanism.decode and first.is_cuda)):
         return "reference"
-    reason = cannot_launch(sizes, first, "reference")
+    reason = cannot_launch(first, sizes, "backend='reference'")
     everything = (*inputs, *state.tensors().values())
     if reason is None and (differentiated(everything) or has_tangent(everything)):
         reason = "the decode kernel has no derivatives; use backend='reference', or torch.no_grad()"

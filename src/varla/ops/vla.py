@@ -2,14 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
 
 from varla.ops.checks import check_inputs, check_untracked
-from varla.ops.directions import initial_A
 from varla.ops.directions.reference import directions_reference
 from varla.ops.directions.settings import DirectionSettings
 from varla.ops.dispatch import CallOptions, Held, Mechanism, Result, accepts, run, run_step, settings_of
@@ -53,14 +51,14 @@ class VLASettings:
     update_penalty: bool = True
 
     def __post_init__(self) -> None:
-        """Check every value, by making both halves."""
-        self.halves()
+        """Make both halves, which check every value."""
+        along = {name: getattr(self, name) for name in _DIRECTION_FIELDS}
+        held = {name: getattr(self, name) for name in _MEMORY_FIELDS}
+        object.__setattr__(self, "_halves", (DirectionSettings(**along), MemorySettings(**held)))
 
     def halves(self) -> tuple[DirectionSettings, MemorySettings]:
         """The settings of `directions` and of `memory`."""
-        along = {name: getattr(self, name) for name in _DIRECTION_FIELDS}
-        held = {name: getattr(self, name) for name in _MEMORY_FIELDS}
-        return DirectionSettings(**along), MemorySettings(**held)
+        return self._halves  # type: ignore[attr-defined, no-any-return]
 
 
 _FIELDS = [field.name for field in fields(VLASettings)]
@@ -128,7 +126,7 @@ def vla(
     Returns:
         o [B, T, H, Dv] in the inputs' type, or (o, VLAState) with `return_state`.
     """
-    settings = _halves(options)
+    settings = settings_of(VLASettings, options).halves()
     (q, k, v, u), sizes = check_inputs(
         {"q": (q, "B T H D"), "k": (k, "B T H D"), "v": (v, "B T H Dv"), "u": (u, "B T H D")}
     )
@@ -161,29 +159,20 @@ def vla_step(
         backend: "reference" (the loop, with derivatives), "triton" (one kernel for all rows and heads, without), or
             "auto": the kernel, on a GPU and without gradients; else the loop.
     """
-    settings = _halves(options)
+    settings = settings_of(VLASettings, options).halves()
     (q, k, v, u), sizes = check_inputs({"q": (q, "B H D"), "k": (k, "B H D"), "v": (v, "B H Dv"), "u": (u, "B H D")})
     if inplace:
         check_untracked("an update in place keeps nothing for a backward", {"q": q, "k": k, "v": v, "u": u})
     return run_step(_VLA, (q, k, v, u), sizes, settings, state, backend=backend, inplace=inplace)
 
 
-def _halves(options: Mapping[str, Any]) -> tuple[DirectionSettings, MemorySettings]:
-    settings = settings_of(VLASettings, options)
-    return settings.halves() if torch.compiler.is_compiling() else _kept_halves(settings)
-
-
-@lru_cache(maxsize=1024)
-def _kept_halves(settings: VLASettings) -> tuple[DirectionSettings, MemorySettings]:
-    return settings.halves()
-
-
 def _initial(sizes: Mapping[str, int], settings: Sequence[Any], dtype: torch.dtype, device: torch.device) -> VLAState:
     """S = 0, A = I / lambda0, z = 0, t = 0 (lines 1 to 3 of Algorithm 1)."""
-    B, H, D, Dv = (sizes[letter] for letter in ("B", "H", "D", "Dv"))
-    S, z = (torch.zeros(B, H, *shape, dtype=dtype, device=device) for shape in ((Dv, D), (D,)))
+    B, H, D, Dv = sizes["B"], sizes["H"], sizes["D"], sizes["Dv"]
+    S = torch.zeros(B, H, Dv, D, dtype=dtype, device=device)
+    z = torch.zeros(B, H, D, dtype=dtype, device=device)
     t = torch.zeros(B, dtype=torch.int64, device=device)
-    return VLAState(S, initial_A(sizes, settings[0], dtype, device), z, t)
+    return VLAState(S, settings[0].initial_A(sizes, dtype, device), z, t)
 
 
 def _reference(

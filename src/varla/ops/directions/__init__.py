@@ -72,16 +72,6 @@ def directions(
     )  # fmt: skip
 
 
-def initial_A(
-    sizes: Mapping[str, int], settings: DirectionSettings, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """A fresh A = I / lambda0 (line 2 of Algorithm 1), [B, H, D, D]."""
-    B, H, D = (sizes[letter] for letter in "BHD")
-    A = torch.zeros(B, H, D, D, dtype=dtype, device=device)
-    A.diagonal(dim1=-2, dim2=-1).fill_(1 / settings.lambda0)
-    return A
-
-
 def _reference(inputs: Sequence[Any], held: Held, t: Tensor, settings: DirectionSettings) -> Result:
     (k, u), (A,) = inputs, held
     a, A = directions_reference(k, u, A, t, settings)
@@ -92,7 +82,7 @@ def _initial(
     sizes: Mapping[str, int], settings: Sequence[Any], dtype: torch.dtype, device: torch.device
 ) -> DirectionState:
     t = torch.zeros(sizes["B"], dtype=torch.int64, device=device)
-    return DirectionState(initial_A(sizes, settings[0], dtype, device), t)
+    return DirectionState(settings[0].initial_A(sizes, dtype, device), t)
 
 
 def _kernels(

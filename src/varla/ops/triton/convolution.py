@@ -20,7 +20,7 @@ from torch import Tensor
 from varla.ops.convolution import plain
 from varla.ops.custom_op import operator, plain_gradients, refuse_double_backward
 from varla.ops.packing import sequence_of, token_bounds
-from varla.ops.triton.plan import on_device, parts
+from varla.ops.triton.plan import parts
 
 # On an H200, at [65536, 512] in bfloat16: 73 us forward and 201 backward. With wider tiles of slopes the backward takes
 # up to twice as long; with 64 tokens of 32 channels for everything, and sums tile by tile, it was 111 and 500.
@@ -190,7 +190,7 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor, cu
         return y
     (B, T, C), W = x.shape, weight.shape[1]
     packed = cu_seqlens is not None
-    with on_device(x):
+    with torch.cuda.device_of(x):
         convolve_forward[_grid(B * T, C)](
             *_inputs(x, weight, bias, before), _places(x, cu_seqlens), y, B * T, T, C,
             W=W, BIAS=bias is not None, PACKED=packed, **_tile(),
@@ -224,7 +224,7 @@ def _convolve_backward(
     BT, BC, warps = SLOPES
     stretches = parts(B * T, BT * TILES)
     shares = x.new_empty(stretches, W + 1, C, dtype=torch.float32)
-    with on_device(x):
+    with torch.cuda.device_of(x):
         convolve_slopes[(stretches * parts(C, BC),)](
             *inputs, places, dy.contiguous(), slopes, shares, B * T, T, C,
             W=W, BIAS=bias is not None, PACKED=packed, BT=BT, BC=BC, TILES=TILES, num_warps=warps,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from varla.ops import features
 from varla.ops.custom_op import operator, plain_gradients, refuse_double_backward
-from varla.ops.triton.plan import on_device, parts
+from varla.ops.triton.plan import parts
 from varla.ops.triton.tiles import (
     column,
     feature_backward,
@@ -94,7 +94,7 @@ def _features(
         return found
     total, constants = x.numel() // x.shape[-1], _constants(x, beta, feature_map, normalize)
     x = x.contiguous()
-    with on_device(x):
+    with torch.cuda.device_of(x):
         features_forward[(parts(total, constants["N"]),)](
             x, x if beta is None else beta.contiguous(), found[0], found[-1], total, scale, **constants
         )
@@ -123,7 +123,7 @@ def _features_backward(
     total, constants = x.numel() // x.shape[-1], _constants(x, beta, feature_map, normalize)
     x, dy = x.contiguous(), dy.contiguous()
     strengths = (x, dy) if beta is None or da is None else (beta.contiguous(), da.contiguous())
-    with on_device(x):
+    with torch.cuda.device_of(x):
         features_backward[(parts(total, constants["N"]),)](
             x, strengths[0], dy, strengths[1], dx, dbeta, total, scale, **constants
         )

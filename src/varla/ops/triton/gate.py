@@ -7,7 +7,7 @@ from torch import Tensor
 
 from varla.ops.custom_op import operator, plain_gradients, refuse_double_backward
 from varla.ops.gate import plain
-from varla.ops.triton.plan import on_device, parts
+from varla.ops.triton.plan import parts
 
 NUMBERS, WARPS = 2048, 8  # of a program
 
@@ -37,7 +37,7 @@ def _gate(g: Tensor, x: Tensor) -> Tensor:
         raise ValueError(f"g and x must be alike, got {list(g.shape)} {g.dtype} and {list(x.shape)} {x.dtype}")
     y = torch.empty_like(g, memory_format=torch.contiguous_format)
     if g.numel():
-        with on_device(g):
+        with torch.cuda.device_of(g):
             gate_forward[(parts(g.numel(), NUMBERS),)](
                 g.contiguous(), x.contiguous(), y, g.numel(), BLOCK=NUMBERS, num_warps=WARPS
             )
@@ -52,7 +52,7 @@ def _gate_backward(g: Tensor, x: Tensor, dy: Tensor) -> list[Tensor]:
     """Gradients of g and x."""
     dg, dx = (torch.empty_like(y, memory_format=torch.contiguous_format) for y in (g, x))
     if g.numel():
-        with on_device(g):
+        with torch.cuda.device_of(g):
             gate_backward[(parts(g.numel(), NUMBERS),)](
                 g.contiguous(), x.contiguous(), dy.contiguous(), dg, dx, g.numel(), BLOCK=NUMBERS, num_warps=WARPS
             )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from varla.ops.backends import triton_interpreted
 from varla.ops.packing import sequence_bounds
-from varla.ops.triton.plan import CHUNK, Plan, parts
+from varla.ops.triton.plan import CHUNK, Plan, parts, span_length, spans_needed
 from varla.ops.triton.tiles import running_sum
 
 # Bytes in a row of the tiles of `prepare` and `read`, at the least. In shared memory a row of so many bytes or more has
@@ -84,6 +84,7 @@ class Precision:
         return self.dot == "bf16"
 
     @classmethod
+    @lru_cache(maxsize=256)
     def of(cls, dtype: torch.dtype, D: int, interpreted: bool | None = None) -> "Precision":
         """For inputs of the given type and keys of width D. Triton's interpreter knows no bfloat16 products."""
         full = D < NARROW or (triton_interpreted() if interpreted is None else interpreted)
@@ -126,10 +127,13 @@ def sequence_lengths(like: Tensor, cu_seqlens: Tensor | None) -> tuple[int, ...]
     return (T,) * B if cu_seqlens is None else tuple(sequence_bounds(cu_seqlens, T)[1])
 
 
-def chunks_needed(like: Tensor, sequences: int, packed: bool) -> int:
-    """An upper bound, from shapes alone, on the chunks of [B, T, *]; exact when nothing is packed."""
-    B, T = like.shape[:2]
-    return T // CHUNK + sequences if packed else B * parts(T, CHUNK)
+def parts_needed(B: int, T: int, H: int, sequences: int, packed: bool) -> tuple[int, int]:
+    """Upper bounds, from shapes alone, on the chunks and on the spans of [B, T, H, *]; exact when nothing is packed."""
+    chunks = T // CHUNK + sequences if packed else B * parts(T, CHUNK)
+    return chunks, spans_needed(sequences, B * T, span_length(B * T, H), packed)
+
+
+known_parts = lru_cache(maxsize=256)(parts_needed)  # for sizes that are numbers, which torch.compile's need not be
 
 
 def capability_of(device: torch.device) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from varla.ops.custom_op import operator, plain_gradients, refuse_double_backward
 from varla.ops.norm import plain
-from varla.ops.triton.plan import on_device, parts
+from varla.ops.triton.plan import parts
 
 NUMBERS, WARPS = 1024, 2  # of a tile: on an H200 the backward takes 104 us at [65536, 512]; 157 with twice both
 TILES = 8  # of a program of the backward
@@ -76,7 +76,7 @@ def _normalize(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Ten
         return y
     N = x.shape[-1]
     rows, tile = x.numel() // N, _tile(N)
-    with on_device(x):
+    with torch.cuda.device_of(x):
         norm_forward[(parts(rows, tile["BR"]),)](x.contiguous(), weight.contiguous(), y, rows, N, eps, **tile)
     return y
 
@@ -94,7 +94,7 @@ def _normalize_backward(x: Tensor, weight: Tensor, dy: Tensor, eps: float) -> li
     rows, tile = x.numel() // N, _tile(N)
     programs = parts(rows, tile["BR"] * TILES)
     shares = x.new_empty(programs, N, dtype=torch.float32)
-    with on_device(x):
+    with torch.cuda.device_of(x):
         norm_backward[(programs,)](
             x.contiguous(), weight.contiguous(), dy.contiguous(), dx, shares, rows, N, eps, TILES=TILES, **tile
         )

@@ -6,7 +6,6 @@ that no new length compiles anything.
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -44,11 +43,6 @@ class Plan:
     def one_span(self) -> bool:
         """Whether no sequence is cut into several spans."""
         return len(self.spans) == len(self.whole)
-
-
-def on_device(x: Tensor) -> AbstractContextManager[object]:
-    """Launch on the tensor's own GPU, whichever is the current one."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 def parts(size: int, part: int) -> int:

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from varla.ops.custom_op import operator
-from varla.ops.triton.plan import on_device, parts
+from varla.ops.triton.plan import parts
 
 NUMBERS, WARPS = 2048, 4  # pairs of a program
 
@@ -36,7 +36,7 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
         return y
     half, width = cos.shape[-1], triton.next_power_of_2(cos.shape[-1])
     rows, tile = x.numel() // x.shape[-1], max(1, NUMBERS // width)
-    with on_device(x):
+    with torch.cuda.device_of(x):
         rotate_rows[(parts(rows, tile),)](
             x.contiguous(), cos.contiguous(), sin.contiguous(), y, rows, x.shape[2], cos.numel() // half, half,
             BACK=back, BR=tile, BH=width, num_warps=WARPS,

@@ -14,7 +14,7 @@ from varla.ops.directions.settings import DirectionSettings
 from varla.ops.directions.triton.launch import DirectionLauncher, Kept
 from varla.ops.features import Features
 from varla.ops.triton.launcher import Precision, Shape, capability_of, flat, sequence_lengths
-from varla.ops.triton.plan import CHUNK, Plan, hold_if_captured, make_plan, on_device, span_length, spans_needed
+from varla.ops.triton.plan import CHUNK, Plan, hold_if_captured, make_plan, span_length, spans_needed
 from varla.ops.triton.precompile import precompile
 
 
@@ -67,7 +67,7 @@ def _directions_triton(
     extra = list(kept) if keep else []
     if k.numel() == 0:
         return [torch.empty_like(k), A.clone(), *extra]
-    with on_device(k):
+    with torch.cuda.device_of(k):
         found = launcher(sequence_lengths(k, cu_seqlens), k.shape[2:], k.dtype, k.device, settings, keep)
         hold_if_captured(found.plan)
         a = torch.empty_like(flat(k), dtype=found.precision.buffer)
@@ -105,7 +105,7 @@ def _directions_triton_backward(
     if k.numel() == 0:
         return [torch.zeros_like(k), torch.zeros_like(u), dA.clone()]
     kept = Kept(*buffers)
-    with on_device(k):
+    with torch.cuda.device_of(k):
         found = launcher(sequence_lengths(k, cu_seqlens), k.shape[2:], k.dtype, k.device, settings, True)
         hold_if_captured(found.plan)
         written = flat(a).to(found.precision.buffer)

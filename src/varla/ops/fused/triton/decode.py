@@ -20,7 +20,6 @@ from torch import Tensor
 from varla.ops.custom_op import mutating_operator
 from varla.ops.directions.settings import DirectionSettings
 from varla.ops.memory.settings import MemorySettings
-from varla.ops.triton.plan import on_device
 from varla.ops.triton.tiles import features, matrix, normalized, rows, store_matrix, store_rows, unit
 
 ARRIVAL = tl.constexpr(40)  # bits of t that hold the number; those above count programs (`next_token`)
@@ -169,7 +168,7 @@ def _decode(
     if B == 0:
         return o
     scalars, named = constants(along, settings, D, DV)
-    with on_device(q):
+    with torch.cuda.device_of(q):
         decode_token[(B * H,)](
             *(x.contiguous() for x in (q, k, v, u)), S, A, z, t, o, H, *scalars, **named,
             BA=min(32, named["BD"]), maxnreg=128,  # of eight warps, two programs fit on a multiprocessor

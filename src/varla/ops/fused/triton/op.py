@@ -19,7 +19,7 @@ from varla.ops.directions.triton import launch as directions
 from varla.ops.memory.settings import MemorySettings
 from varla.ops.memory.triton import launch as memory
 from varla.ops.triton.launcher import Precision, Shape, capability_of, chunks_needed, flat, sequence_lengths
-from varla.ops.triton.plan import Plan, hold_if_captured, make_plan, on_device, span_length, spans_needed
+from varla.ops.triton.plan import Plan, hold_if_captured, make_plan, span_length, spans_needed
 from varla.ops.triton.precompile import precompile
 
 Launchers = tuple[directions.DirectionLauncher, memory.MemoryLauncher]
@@ -103,7 +103,7 @@ def _vla_triton(
     extra = [a, *held, *kept] if keep else []
     if q.numel() == 0:
         return [torch.empty_like(v), S.clone(), A.clone(), z.clone(), *extra]
-    with on_device(q):
+    with torch.cuda.device_of(q):
         lengths = sequence_lengths(q, cu_seqlens)
         first, second = launchers(lengths, (*q.shape[2:], v.shape[-1]), q.dtype, q.device, along, settings, keep)
         hold_if_captured(first.plan)
@@ -152,7 +152,7 @@ def _vla_triton_backward(
     if q.numel() == 0:
         return [*(torch.zeros_like(x) for x in inputs), *(x.clone() for x in dfinal)]
     a, held, kept = buffers[0], memory.Kept(*buffers[1:8]), directions.Kept(*buffers[8:])
-    with on_device(q):
+    with torch.cuda.device_of(q):
         lengths = sequence_lengths(q, cu_seqlens)
         first, second = launchers(lengths, (*q.shape[2:], v.shape[-1]), q.dtype, q.device, along, settings, True)
         hold_if_captured(first.plan)

@@ -22,7 +22,7 @@ from varla.ops.memory.triton.recurrent import recurrent_triton
 from varla.ops.packing import sequence_of
 from varla.ops.triton.features import scaled_features
 from varla.ops.triton.launcher import Precision, Shape, capability_of, chunks_needed, flat, sequence_lengths
-from varla.ops.triton.plan import Plan, hold_if_captured, make_plan, on_device, span_length
+from varla.ops.triton.plan import Plan, hold_if_captured, make_plan, span_length
 from varla.ops.triton.precompile import precompile
 
 # Up to so many tokens the kernels go token by token, beyond in chunks (benchmarks/RESULTS.md).
@@ -147,7 +147,7 @@ def _memory_triton(
     extra = list(kept) if keep else []
     if q.numel() == 0:
         return [torch.empty_like(v), S.clone(), z.clone(), *extra]
-    with on_device(q):
+    with torch.cuda.device_of(q):
         sizes = (*q.shape[2:], v.shape[-1])
         found = launcher(sequence_lengths(q, cu_seqlens), sizes, q.dtype, q.device, settings, keep)
         hold_if_captured(found.plan)
@@ -184,7 +184,7 @@ def _memory_triton_backward(
     q, k, v, a = inputs
     if q.numel() == 0:
         return [*(torch.zeros_like(x) for x in inputs), dS.clone(), dz.clone()]
-    with on_device(q):
+    with torch.cuda.device_of(q):
         sizes = (*q.shape[2:], v.shape[-1])
         found = launcher(sequence_lengths(q, cu_seqlens), sizes, q.dtype, q.device, settings, True)
         hold_if_captured(found.plan)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from varla.ops.custom_op import operator, refuse_double_backward
 from varla.ops.packing import token_bounds
-from varla.ops.triton.plan import on_device, parts
+from varla.ops.triton.plan import parts
 from varla.ops.triton.tiles import matrix, rows, store_matrix, store_rows
 
 EVERY = 16  # tokens from one kept state to the next
@@ -168,7 +168,7 @@ def _recurrent(
         return [o, S.clone(memory_format=torch.contiguous_format), kept]
     final = torch.empty_like(S, memory_format=torch.contiguous_format)
     sizes = _sizes(S.shape[3], S.shape[2])
-    with on_device(S):
+    with torch.cuda.device_of(S):
         recurrent_forward[S.shape[0] * S.shape[1], parts(S.shape[2], sizes["BV"])](
             *(_flat(x) for x in (q, k, v)), *_optional(q, gate, beta), S.contiguous(), token_bounds(q, cu_seqlens), o,
             final, kept, S.shape[1], GATE=gate is not None, BETA=beta is not None, ERROR=error, KEEP=keep, **sizes,
@@ -216,7 +216,7 @@ def _recurrent_backward(
     dbeta = q.new_empty((blocks, *q.shape[:3]) if beta is not None else (0,))
     between = q.new_empty(N * H * blocks, EVERY, sizes["BV"], sizes["BD"])
     dstart = torch.empty_like(dfinal, memory_format=torch.contiguous_format)
-    with on_device(q):
+    with torch.cuda.device_of(q):
         recurrent_backward[N * H, blocks](
             *(_flat(x) for x in (q, k, v)), *_optional(q, gate, beta), token_bounds(q, cu_seqlens), kept, between,
             _flat(do), dfinal.contiguous(), dq, dk, dv, dgate, dbeta, dstart, H, q.shape[0] * q.shape[1],
