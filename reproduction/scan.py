@@ -32,7 +32,7 @@ def vla_scan(
     queries = Features(q, settings.feature_map, normalize=False).y
     keys = Features(k, settings.feature_map, settings.normalize_key)
 
-    along, _ = settings.halves()
+    along, _ = settings.halves
     named = {name: getattr(along, name) for name in along.__dataclass_fields__}
     before = varla.DirectionState(start.A, start.t)
     alpha, after = varla.directions(k, u, initial_state=before, return_state=True, backend="reference", **named)

@@ -11,9 +11,9 @@ import triton.language as tl
 from torch import Tensor
 
 from varla.ops.backends import cannot_launch
-from varla.ops.checks import check_inputs, check_state, check_untracked
+from varla.ops.checks import check_inputs, check_untracked
 from varla.ops.fused.triton.decode import constants, denominator, write_direction
-from varla.ops.state import VLAState
+from varla.ops.state import VLAState, check_state
 from varla.ops.triton.tiles import features, matrix, normalized, rows, store_matrix, store_rows, unit
 from varla.ops.vla import VLASettings
 
@@ -90,7 +90,7 @@ def vla_sequential(
     final.t.copy_(state.t + T)
     if B == 0:
         return o, final
-    scalars, named = constants(*settings.halves(), D, v.shape[-1])
+    scalars, named = constants(*settings.halves, D, v.shape[-1])
     with torch.cuda.device_of(q):
         walk_tokens[B * H, triton.cdiv(v.shape[-1], named["BV"])](
             *(x.contiguous() for x in (q, k, v, u, *state.tensors().values())),

@@ -1,6 +1,7 @@
 """What the operators' tests share: seeded inputs, one call with all its gradients, how results are compared."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -65,3 +66,12 @@ def assert_same(got: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: fl
         assert got[name].dtype == wanted[name].dtype, name
         assert not got[name].isnan().any(), name
         assert error(got[name], wanted[name]) <= tolerance, name
+
+
+def flat(arguments: Sequence[Any]) -> tuple[Any, ...]:
+    """An operator's arguments as its schema has them: settings as one value for each of their fields."""
+    found: list[Any] = []
+    for value in arguments:
+        plain = not is_dataclass(value)
+        found += [value] if plain else [getattr(value, each.name) for each in fields(value)]
+    return tuple(found)

@@ -5,7 +5,7 @@ import torch
 import torch._dynamo.testing
 
 import varla
-from tests.ops.cases import assert_same, randn, vla_inputs, vla_state, with_gradients
+from tests.ops.cases import assert_same, flat, randn, vla_inputs, vla_state, with_gradients
 
 
 def linear(*x, **options):
@@ -63,8 +63,8 @@ def test_the_operator_passes_torchs_own_checks():
     state = vla_state()
     inputs = [x.requires_grad_() for x in vla_inputs(19)]
     operator = vla_chunk._forward
-    arguments = (*inputs, state.S, state.A, state.z, state.t, None, *VLASettings(penalty_scale=0.5).halves(), 8, True)
-    assert set(torch.library.opcheck(operator.registered, operator.flatten(arguments)).values()) == {"SUCCESS"}
+    arguments = (*inputs, state.S, state.A, state.z, state.t, None, *VLASettings(penalty_scale=0.5).halves, 8, True)
+    assert set(torch.library.opcheck(operator.registered, flat(arguments)).values()) == {"SUCCESS"}
 
 
 @pytest.mark.parametrize("backend", ["reference", "chunk"])

@@ -44,7 +44,7 @@ def options_of(kind: type[nn.Module]) -> dict[str, Any]:
         if "__init__" not in vars(cls):
             continue
         if "OPTIONS" in vars(cls):
-            found.update({each.name: each.default for each in fields(vars(cls)["OPTIONS"])})
+            found.update({each.name: each.default for each in fields(vars(cls)["OPTIONS"]) if each.init})
         parameters = inspect.signature(vars(cls)["__init__"]).parameters.values()
         found.update({p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in found})
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):

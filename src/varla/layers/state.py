@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from varla.ops import State
-from varla.ops.shapes import dtype_of, shape_of
+from varla.ops.checks import dtype_of, shape_of
 
 Kind = TypeVar("Kind", bound="Container")
 

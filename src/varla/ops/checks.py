@@ -7,9 +7,6 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from varla.ops.shapes import check_shapes, dtype_name, dtype_of, shape_of
-from varla.ops.state import State, state_dtype
-
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _FLOAT_NAMES = "float16, bfloat16, float32 or float64"
 
@@ -59,44 +56,42 @@ def check_cu_seqlens(cu_seqlens: object, B: int, device: torch.device) -> TypeGu
     return True
 
 
-def check_state(
-    name: str,
-    state: object,
-    kind: type[State],
-    sizes: Mapping[str, int],
-    device: torch.device,
-    dtype: torch.dtype,
-) -> None:
-    """Check a state handed in by the user against the inputs' sizes, device and (input) dtype."""
-    if not isinstance(state, kind):
-        raise TypeError(f"{name} must be a {kind.__name__} or None, got {type(state).__name__}")
-    wanted = state_dtype(dtype)
-    for field, x in state.tensors().items():
-        letters = kind.LAYOUT[field].split()
-        shape = [sizes[letter] for letter in letters]
-        label = f"{name}.{field}"
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{label} must be a tensor, got {type(x).__name__}")
-        if list(x.shape) != shape:
-            raise ValueError(f"{label} must have shape [{', '.join(letters)}] = {shape}, got {shape_of(x)}")
-        if x.device != device:
-            raise ValueError(f"{label} must be on the inputs' device {device}, got {x.device}")
-        if x.dtype != (torch.int64 if field == "t" else wanted):
-            expected = "int64" if field == "t" else f"{dtype_name(wanted)} for {dtype_name(dtype)} inputs"
-            raise TypeError(f"{label} must be {expected}, got {dtype_of(x)}")
-
-
-def check_inplace(name: str, state: State) -> None:
-    """Check that a state, otherwise sound, can be written into: no holes, no overlaps, nothing for autograd to miss."""
-    named = {f"{name}.{field}": x for field, x in state.tensors().items()}
-    check_untracked("an update in place keeps nothing for a backward", named)
-    for label, x in named.items():
-        if not x.is_contiguous():
-            raise ValueError(f"{label} must be contiguous to be updated in place, got strides {list(x.stride())}")
-
-
 def check_untracked(why: str, tensors: Mapping[str, Tensor]) -> None:
     """Refuse tensors that autograd would have to follow."""
     for name, x in tensors.items():
         if torch.is_grad_enabled() and x.requires_grad:
             raise ValueError(f"{why}, and {name} requires grad; call it under torch.no_grad(), or detach {name}")
+
+
+def check_shapes(inputs: Mapping[str, tuple[Tensor, str]]) -> dict[str, int]:
+    """The size of each dimension letter; raises where two tensors disagree on one."""
+    sizes: dict[str, int] = {}
+    owner: dict[str, str] = {}
+    for name, (x, dims) in inputs.items():
+        letters = dims.split()
+        if x.dim() != len(letters):
+            raise ValueError(f"{name} must have {len(letters)} dimensions [{', '.join(letters)}], got {shape_of(x)}")
+        for letter, size in zip(letters, x.shape, strict=True):
+            if letter not in sizes:
+                sizes[letter], owner[letter] = size, name
+            elif sizes[letter] != size:
+                raise ValueError(
+                    f"{name} must have shape [{', '.join(letters)}] with {letter} = {sizes[letter]} as in "
+                    f"{owner[letter]}, got {shape_of(x)}"
+                )
+    return sizes
+
+
+def shape_of(x: Tensor) -> list[int]:
+    """The shape as a plain list."""
+    return list(x.shape)
+
+
+def dtype_of(x: Tensor) -> str:
+    """The name of the tensor's type."""
+    return dtype_name(x.dtype)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """ "float32" rather than "torch.float32"."""
+    return str(dtype).removeprefix("torch.")

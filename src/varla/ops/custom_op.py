@@ -34,26 +34,22 @@ def operator(
     layout = _Layout(_resolved(function) if signature is None else signature)
     full = f"varla::{name}"
 
-    def nested(call: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *flat: call(*layout.nest(flat))
-
     def context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         if setup_context is not None:
-            setup_context(ctx, layout.nest(inputs), output)
+            layout.behind(lambda *nested: setup_context(ctx, nested, output))(*inputs)
 
     def spread(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         found = backward(ctx, *grads)
         return layout.spread(found if isinstance(found, tuple) else (found,))
 
-    prototype = nested(function)
-    prototype.__signature__ = layout.signature  # type: ignore[attr-defined]
-    schema = torch.library.infer_schema(prototype, mutates_args=())
+    run = layout.behind(function)
+    schema = torch.library.infer_schema(run, mutates_args=())
     torch.library.define(full, schema, tags=(torch.Tag.pt2_compliant_tag,))
-    torch.library.impl(full, "default", nested(function))
-    torch.library.register_fake(full, nested(fake))
+    torch.library.impl(full, "default", run)
+    torch.library.register_fake(full, layout.behind(fake))
     torch.library.register_autograd(full, spread, setup_context=context)
     registered = getattr(torch.ops.varla, name).default
-    return _call(registered, layout)
+    return layout.before(registered)
 
 
 def mutating_operator(
@@ -62,21 +58,9 @@ def mutating_operator(
     """The same for a function that updates the arguments `mutates` in place and has no gradients."""
     layout = _Layout(_resolved(function))
 
-    def flat_function(*flat: Any) -> Any:
-        return function(*layout.nest(flat))
-
-    flat_function.__signature__ = layout.signature  # type: ignore[attr-defined]
-    registered = torch.library.custom_op(f"varla::{name}", flat_function, mutates_args=mutates)
-    registered.register_fake(lambda *flat: fake(*layout.nest(flat)))
-    return _call(registered, layout)
-
-
-def _call(registered: Any, layout: "_Layout") -> Callable[..., Any]:
-    def call(*arguments: Any) -> Any:
-        return registered(*layout.flatten(arguments))
-
-    call.registered, call.flatten = registered, layout.flatten  # type: ignore[attr-defined]
-    return call
+    registered = torch.library.custom_op(f"varla::{name}", layout.behind(function), mutates_args=mutates)
+    registered.register_fake(layout.behind(fake))
+    return layout.before(registered)
 
 
 class _Layout:
@@ -100,27 +84,40 @@ class _Layout:
             ]
         self.signature = signature.replace(parameters=parameters)
 
-    def flatten(self, arguments: Sequence[Any]) -> list[Any]:
-        """The operator's arguments from the function's."""
-        flat: list[Any] = []
-        for value, kind in zip(arguments, self.kinds, strict=True):
-            if kind is None:
-                flat.append(value)
-            else:
-                flat += [getattr(value, name) for name in kind[1]]
-        return flat
+    def before(self, registered: Any) -> Callable[..., Any]:
+        """A function with nested arguments that calls the operator with flat ones."""
 
-    def nest(self, flat: Sequence[Any]) -> list[Any]:
-        """The function's arguments from the operator's, or from the first of them."""
-        arguments: list[Any] = []
-        at = 0
-        for kind in self.kinds:
-            if at == len(flat):
-                break
-            size = 1 if kind is None else len(kind[1])
-            arguments.append(flat[at] if kind is None else kind[0](*flat[at : at + size]))
-            at += size
-        return arguments
+        kinds = self.kinds
+
+        def call(*arguments: Any) -> Any:
+            flat: list[Any] = []
+            for value, kind in zip(arguments, kinds, strict=True):
+                if kind is None:
+                    flat.append(value)
+                else:
+                    flat += [getattr(value, name) for name in kind[1]]
+            return registered(*flat)
+
+        call.registered = registered  # type: ignore[attr-defined]
+        return call
+
+    def behind(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function with flat arguments that calls this one with nested ones, or with the first of them."""
+        kinds = self.kinds
+
+        def call(*flat: Any) -> Any:
+            arguments: list[Any] = []
+            at = 0
+            for kind in kinds:
+                if at == len(flat):
+                    break
+                size = 1 if kind is None else len(kind[1])
+                arguments.append(flat[at] if kind is None else kind[0](*flat[at : at + size]))
+                at += size
+            return function(*arguments)
+
+        call.__signature__ = self.signature  # type: ignore[attr-defined]
+        return call
 
     def spread(self, grads: Sequence[Any]) -> tuple[Any, ...]:
         """Gradients of the operator's arguments from those of the function's: settings have none."""

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from varla.arguments import check_choice, check_count, check_flag, refuse_unknown
 from varla.ops.backends import backends, cannot_launch, has_tangent
-from varla.ops.checks import check_inplace, check_state
 from varla.ops.chunk.op import ChunkOperator
 from varla.ops.packing import check_packing, sequence_bounds
-from varla.ops.state import StateT, state_dtype
+from varla.ops.state import StateT, check_inplace, check_state, state_dtype
 
 # Below this many tokens the loop is faster than setting a chunk up (python -m benchmarks.cpu).
 LOOP_TOKENS = 4
@@ -64,6 +63,7 @@ def accepts(kind: type[Any]) -> Callable[[Function], Function]:
         shown = [
             inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
             for field in fields(kind)
+            if field.init
         ]
         function.__signature__ = signature.replace(parameters=[*parameters, *shown])  # type: ignore[attr-defined]
         return function
@@ -75,11 +75,12 @@ def settings_of(kind: type[Settings], options: Mapping[str, Any]) -> Settings:
     """The settings with these values, checked when they are first made, not at every call."""
     for name in options:
         if name not in kind.__dataclass_fields__:  # type: ignore[attr-defined]
-            refuse_unknown("option", name, [field.name for field in fields(kind)])  # type: ignore[arg-type]
+            known = [field.name for field in fields(kind) if field.init]  # type: ignore[arg-type]
+            refuse_unknown("option", name, known)
     if torch.compiler.is_compiling():
         return kind(**options)
     try:
-        found: Settings = _settings(kind, **options)
+        found: Settings = _settings(kind, **options)  # type: ignore[arg-type]
         return found
     except TypeError:  # a value that cannot be a key of the cache, or not a value: the class says which
         return kind(**options)
@@ -121,7 +122,7 @@ def run(
             raise RuntimeError(
                 f"forward-mode derivatives are not supported by backend={form!r}; use backend='reference'"
             )
-        keep = differentiated((*inputs, *held))
+        keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*inputs, *held))
         if form == "chunk":
             size = chunk_size if chunk_size is not None else default_chunk_size(sizes["D"])
             o, held = mechanism.chunk(inputs, held, t, cu_seqlens, settings, size, keep)
@@ -206,7 +207,8 @@ def choose_step(
         return "reference"
     reason = cannot_launch(first, sizes, "backend='reference'")
     everything = (*inputs, *state.tensors().values())
-    if reason is None and (differentiated(everything) or has_tangent(everything)):
+    tracked = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in everything)
+    if reason is None and (tracked or has_tangent(everything)):
         reason = "the decode kernel has no derivatives; use backend='reference', or torch.no_grad()"
     if reason is not None and backend == "auto":
         return "reference"
@@ -235,11 +237,6 @@ def begin(
     if mechanism.initial is None:
         return mechanism.state.zeros(sizes, state_dtype(like.dtype), like.device)
     return mechanism.initial(sizes, settings, state_dtype(like.dtype), like.device)
-
-
-def differentiated(tensors: Sequence[Tensor | None]) -> bool:
-    """Whether gradients of what is computed from these are wanted."""
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def _run_reference(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from varla.ops.shapes import check_shapes, dtype_name, dtype_of
+from varla.ops.checks import check_shapes, check_untracked, dtype_name, dtype_of, shape_of
 
 _FILE_VERSION = "1"
 
@@ -168,6 +168,42 @@ class DirectionState(State):
 
     A: Tensor
     t: Tensor
+
+
+def check_state(
+    name: str,
+    state: object,
+    kind: type[State],
+    sizes: Mapping[str, int],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    """Check a state handed in by the user against the inputs' sizes, device and (input) dtype."""
+    if not isinstance(state, kind):
+        raise TypeError(f"{name} must be a {kind.__name__} or None, got {type(state).__name__}")
+    wanted = state_dtype(dtype)
+    for field, x in state.tensors().items():
+        letters = kind.LAYOUT[field].split()
+        shape = [sizes[letter] for letter in letters]
+        label = f"{name}.{field}"
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{label} must be a tensor, got {type(x).__name__}")
+        if list(x.shape) != shape:
+            raise ValueError(f"{label} must have shape [{', '.join(letters)}] = {shape}, got {shape_of(x)}")
+        if x.device != device:
+            raise ValueError(f"{label} must be on the inputs' device {device}, got {x.device}")
+        if x.dtype != (torch.int64 if field == "t" else wanted):
+            expected = "int64" if field == "t" else f"{dtype_name(wanted)} for {dtype_name(dtype)} inputs"
+            raise TypeError(f"{label} must be {expected}, got {dtype_of(x)}")
+
+
+def check_inplace(name: str, state: State) -> None:
+    """Check that a state, otherwise sound, can be written into: no holes, no overlaps, nothing for autograd to miss."""
+    named = {f"{name}.{field}": x for field, x in state.tensors().items()}
+    check_untracked("an update in place keeps nothing for a backward", named)
+    for label, x in named.items():
+        if not x.is_contiguous():
+            raise ValueError(f"{label} must be contiguous to be updated in place, got strides {list(x.stride())}")
 
 
 def _check_state_tensors(tensors: dict[str, tuple[Tensor, str]]) -> None:

@@ -1,7 +1,7 @@
 """`varla.vla` and `varla.vla_step`: `directions` and `memory` as one operator, Algorithm 1 of the paper."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
@@ -50,20 +50,16 @@ class VLASettings:
     normalize_key: bool = True
     update_penalty: bool = True
 
+    # The settings of `directions` and of `memory`.
+    halves: tuple[DirectionSettings, MemorySettings] = field(init=False, repr=False, compare=False)
+
     def __post_init__(self) -> None:
         """Make both halves, which check every value."""
-        along = {name: getattr(self, name) for name in _DIRECTION_FIELDS}
-        held = {name: getattr(self, name) for name in _MEMORY_FIELDS}
-        object.__setattr__(self, "_halves", (DirectionSettings(**along), MemorySettings(**held)))
-
-    def halves(self) -> tuple[DirectionSettings, MemorySettings]:
-        """The settings of `directions` and of `memory`."""
-        return self._halves  # type: ignore[attr-defined, no-any-return]
-
-
-_FIELDS = [field.name for field in fields(VLASettings)]
-_DIRECTION_FIELDS = [field.name for field in fields(DirectionSettings) if field.name in _FIELDS]
-_MEMORY_FIELDS = [field.name for field in fields(MemorySettings) if field.name in _FIELDS]
+        own = [
+            {each.name: getattr(self, each.name) for each in fields(kind) if each.name in self.__dataclass_fields__}
+            for kind in (DirectionSettings, MemorySettings)
+        ]
+        object.__setattr__(self, "halves", (DirectionSettings(**own[0]), MemorySettings(**own[1])))
 
 
 class VLACall(VLAOptions, CallOptions, total=False):
@@ -126,7 +122,7 @@ def vla(
     Returns:
         o [B, T, H, Dv] in the inputs' type, or (o, VLAState) with `return_state`.
     """
-    settings = settings_of(VLASettings, options).halves()
+    settings = settings_of(VLASettings, options).halves
     (q, k, v, u), sizes = check_inputs(
         {"q": (q, "B T H D"), "k": (k, "B T H D"), "v": (v, "B T H Dv"), "u": (u, "B T H D")}
     )
@@ -159,7 +155,7 @@ def vla_step(
         backend: "reference" (the loop, with derivatives), "triton" (one kernel for all rows and heads, without), or
             "auto": the kernel, on a GPU and without gradients; else the loop.
     """
-    settings = settings_of(VLASettings, options).halves()
+    settings = settings_of(VLASettings, options).halves
     (q, k, v, u), sizes = check_inputs({"q": (q, "B H D"), "k": (k, "B H D"), "v": (v, "B H Dv"), "u": (u, "B H D")})
     if inplace:
         check_untracked("an update in place keeps nothing for a backward", {"q": q, "k": k, "v": v, "u": u})

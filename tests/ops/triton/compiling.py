@@ -88,7 +88,7 @@ def main(arch: int, dtype: torch.dtype, D: int, DV: int, refresh: int | None) ->
     precision = Precision.of(dtype, D, interpreted=False)
     plan = make_plan((T,), span_length(T, H), torch.device("cpu"))
     shape = Shape.of(H, D, DV, precision.buffer, arch // 10)
-    along, held = settings.halves()
+    along, held = settings.halves
     pair = DirectionLauncher(plan, shape, precision, along), MemoryLauncher(plan, shape, precision, held)
     op.launchers = lambda *_: pair  # type: ignore[assignment]
     leaves = [y.requires_grad_() for y in x]

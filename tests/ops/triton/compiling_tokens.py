@@ -23,7 +23,7 @@ def main(arch: int, dtype: torch.dtype, D: int, DV: int, refresh: int | None, ga
     settings = VLASettings(refresh_every=refresh, gain=gain)  # type: ignore[arg-type]
     state = VLAState.zeros({"B": B, "H": H, "D": D, "Dv": DV}, torch.float32, torch.device("cpu"))
     q, k, v, u = (torch.randn(B, T, H, d).to(dtype) for d in (D, D, DV, D))
-    decode_(*(x[:, 0] for x in (q, k, v, u)), *state.tensors().values(), *settings.halves())
+    decode_(*(x[:, 0] for x in (q, k, v, u)), *state.tensors().values(), *settings.halves)
     sequential.vla_sequential(q, k, v, u, state, settings)
     S = state.S.requires_grad_()
     wide = [x.float().requires_grad_() for x in (q, k)]

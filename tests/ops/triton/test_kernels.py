@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import varla
-from tests.ops.cases import randn, vla_inputs, vla_state, with_gradients
+from tests.ops.cases import flat, randn, vla_inputs, vla_state, with_gradients
 from tests.ops.triton.cases import DEVICE, SETTINGS, assert_fakes_agree, gpu, of_type, relative
 from varla.ops.vla import VLASettings
 
@@ -180,8 +180,8 @@ def test_the_operator_is_registered_right(packed: bool) -> None:
     cu_seqlens = torch.tensor([0, 3, 70], device=DEVICE) if packed else None
     state = vla_state(2, 2, 16, 16)
     memory = [x.float().to(DEVICE).requires_grad_() for x in (state.S, state.A, state.z)]
-    halves = VLASettings(penalty_scale=0.25).halves()
-    arguments = vla_triton.flatten((*inputs, *memory, state.t.to(DEVICE), cu_seqlens, *halves, True))
+    halves = VLASettings(penalty_scale=0.25).halves
+    arguments = flat((*inputs, *memory, state.t.to(DEVICE), cu_seqlens, *halves, True))
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     found = torch.library.opcheck(vla_triton.registered, arguments, test_utils=checks)
     assert set(found.values()) == {"SUCCESS"}

@@ -60,7 +60,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> set[tuple[Any, ...]]:
 
 
 def launchers(shape: Shape, precision: Precision, **options: Any) -> Launchers:
-    along, held = VLASettings(**options).halves()
+    along, held = VLASettings(**options).halves
     plan = make_plan((64,), 64, CPU)
     return DirectionLauncher(plan, shape, precision, along), MemoryLauncher(plan, shape, precision, held)
 

@@ -1,14 +1,13 @@
 """What the launchers share: a call's sizes, precision and plan, and how a kernel is launched or only compiled."""
 
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from varla.ops.backends import triton_interpreted
-from varla.ops.packing import sequence_bounds
 from varla.ops.triton.plan import CHUNK, Plan, parts, span_length, spans_needed
 from varla.ops.triton.tiles import running_sum
 
@@ -78,7 +77,7 @@ class Precision:
     times: str  # A_t x_t
     walk: str  # A's own recurrence: its errors add up over a sequence
 
-    @property
+    @cached_property
     def exact(self) -> bool:
         """Whether products with the inputs themselves, in bfloat16, lose nothing."""
         return self.dot == "bf16"
@@ -95,6 +94,9 @@ class Precision:
         return cls(torch.float32, "tf32x3", "tf32x3", "tf32x3")
 
 
+_captured: list[Plan] = []
+
+
 @dataclass(frozen=True)
 class Launcher:
     """One call's constants: its plan, shapes and precision. With `dry`, kernels are compiled into it and none runs."""
@@ -103,6 +105,11 @@ class Launcher:
     shape: Shape
     precision: Precision
     dry: list[Any] | None = field(default=None, kw_only=True)
+
+    def hold(self) -> None:
+        """Keep the plan's tables for ever if a CUDA graph is being captured: it holds their addresses."""
+        if self.plan.chunks.is_cuda and torch.cuda.is_current_stream_capturing():
+            _captured.append(self.plan)
 
     def launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
         """Launch a kernel, or compile it."""
@@ -119,12 +126,6 @@ class Launcher:
             running_sum, (len(self.plan.whole) * s.H, parts(size, 128)),
             x, initial, total, first, s.H, size, REVERSE=reverse, ENTRIES=16, BLOCK=128, num_warps=4,
         )  # fmt: skip
-
-
-def sequence_lengths(like: Tensor, cu_seqlens: Tensor | None) -> tuple[int, ...]:
-    """Lengths of the sequences in [B, T, *], packed or not."""
-    B, T = like.shape[:2]
-    return (T,) * B if cu_seqlens is None else tuple(sequence_bounds(cu_seqlens, T)[1])
 
 
 def parts_needed(B: int, T: int, H: int, sequences: int, packed: bool) -> tuple[int, int]:

@@ -102,12 +102,3 @@ def make_plan(lengths: tuple[int, ...], span: int, device: torch.device) -> Plan
         span,
         empty,
     )
-
-
-_captured: list[Plan] = []
-
-
-def hold_if_captured(plan: Plan) -> None:
-    """Keep the tables for ever if a CUDA graph is being captured: it holds their addresses."""
-    if plan.chunks.is_cuda and torch.cuda.is_current_stream_capturing():
-        _captured.append(plan)

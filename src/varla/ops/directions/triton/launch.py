@@ -6,6 +6,7 @@ at once.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -31,8 +32,11 @@ class Kept(NamedTuple):
     def empty(cls, like: Tensor, spans: int) -> "Kept":
         """Room for it, for keys like this one [tokens, H, D]."""
         tokens, H, D = like.shape
-        shapes = ((tokens, H), (spans, H, D, D), (tokens, H, walk.STEP.value))
-        return cls(*(like.new_empty(shape, dtype=torch.float32) for shape in shapes))
+        return cls(
+            gain=like.new_empty(tokens, H, dtype=torch.float32),
+            A=like.new_empty(spans, H, D, D, dtype=torch.float32),
+            J=like.new_empty(tokens, H, walk.STEP.value, dtype=torch.float32),
+        )
 
 
 @dataclass(frozen=True)
@@ -49,12 +53,12 @@ class DirectionLauncher(Launcher):
         spans, start = (plan.whole, A) if self._serial else (plan.spans, kept.A)
         self.launch(
             walk.forward_walk, (len(spans) * s.H,),
-            k, u, start, t, spans, kept.A, final, a, kept.gain, kept.J, plan.span_first, self._scratch(len(spans), A),
+            k, u, start, t, spans, kept.A, final, a, kept.gain, kept.J, plan.span_first,
+            A.new_empty(len(spans) * s.H, 256),  # for tiles.cholesky_inverse
             s.H, s.D, *self._scalars, plan.span if self._serial else 0,
-            BD=s.BD, **self._switches("UPDATE", "REFRESH", "ELU"), GAIN=self.settings.gain, **self._walk(),
-            EXACT=self.precision.exact, WARPS=s.warps,
+            **self._walk, GAIN=self.settings.gain, EXACT=self.precision.exact, WARPS=s.warps,
         )  # fmt: skip
-        return self._unless_empty(final, A)
+        return self._unless_empty(final, A) if plan.empty else final
 
     def backward(
         self, k: Tensor, u: Tensor, A: Tensor, t: Tensor, a: Tensor, kept: Kept, final: Tensor, dP: Tensor, dk: Tensor,
@@ -70,7 +74,7 @@ class DirectionLauncher(Launcher):
         self.launch(
             walk.backward_walk, (len(plan.spans) * s.H,),
             k, u, kept.gain, dP, dk, G, Z, Y, kept.J, K, kept.A, t, plan.spans, plan.first, s.H, s.D, *self._scalars,
-            BD=s.BD, **self._switches("UPDATE", "REFRESH", "ELU"), **self._walk(),
+            **self._walk,
         )  # fmt: skip
         if refresh:
             initial = torch.empty_like(dA)
@@ -81,7 +85,7 @@ class DirectionLauncher(Launcher):
             du = self._factors_backward(k, u, t, kept, dP, K, Z, Y, G)
         else:
             du, initial = self._information_backward(k, u, A, a, final, dP, dA)
-        return du, self._unless_empty(initial, dA)
+        return du, self._unless_empty(initial, dA) if plan.empty else initial
 
     def stand_ins(
         self, tokens: int, dtype: torch.dtype, device: torch.device
@@ -94,11 +98,10 @@ class DirectionLauncher(Launcher):
 
     def _unless_empty(self, x: Tensor, untouched: Tensor) -> Tensor:
         """x [N, *], but for sequences without tokens what was handed in, to the last bit (x is made symmetric)."""
-        if self.plan.empty:
-            x[list(self.plan.empty)] = untouched[list(self.plan.empty)]
+        x[list(self.plan.empty)] = untouched[list(self.plan.empty)]
         return x
 
-    @property
+    @cached_property
     def _serial(self) -> bool:
         """Whether A is walked through each sequence from its beginning, or through all spans at once.
 
@@ -111,12 +114,12 @@ class DirectionLauncher(Launcher):
         few = sequences * self.shape.H <= FEW_HEADS and len(self.plan.spans) >= 4 * sequences
         return self.settings.refresh_beat is not None and not few
 
-    @property
+    @cached_property
     def _unit(self) -> bool:
         """Whether keys are normalised before A meets them. Gain "unit" divides A k by its length: theirs has no say."""
         return self.settings.normalize_key and self.settings.gain != "unit"
 
-    @property
+    @cached_property
     def _scalars(self) -> tuple[float, int, float]:
         """|u|, and period and size of the refresh."""
         period, eta = self.settings.refresh_beat or (HUGE, 0.0)
@@ -141,7 +144,7 @@ class DirectionLauncher(Launcher):
         V = torch.empty_like(u, dtype=torch.float32)
         self.launch(
             walk.element_walk, (len(plan.spans) * s.H,),
-            u, t, plan.spans, self._scratch(len(plan.spans), out), C, F, V, s.H, s.D, *self._scalars,
+            u, t, plan.spans, out.new_empty(len(plan.spans) * s.H, 256), C, F, V, s.H, s.D, *self._scalars,
             BD=s.BD, WALK=self.precision.walk, EXACT=self.precision.exact, WARPS=s.warps, num_warps=s.warps,
         )  # fmt: skip
         self._square_sum(V, J, unit=False)
@@ -188,7 +191,7 @@ class DirectionLauncher(Launcher):
         self.launch(
             inverse.outer_sum, (len(plan.short) * s.H,),
             G, a, k, plan.short, plan.first, sums, s.H, s.D,
-            BD=s.BD, BLOCK=32, FIXED=fixed, **self._switches("ELU"), UNIT=self._unit,
+            BD=s.BD, BLOCK=32, FIXED=fixed, ELU=self._switches["ELU"], UNIT=self._unit,
             DOT=self.precision.dot, num_warps=s.warps, num_stages=1,
         )  # fmt: skip
         if fixed:
@@ -211,7 +214,7 @@ class DirectionLauncher(Launcher):
         self.launch(
             walk.factor_backward, (len(plan.chunks) * s.H,),
             k, u, dP, V, Z, kept.J, X, rest, plan.chunks, plan.places, t, s.H, s.D, *self._scalars,
-            BD=s.BD, STEPS=4, **self._switches("ELU"), UNIT=self._unit, DOT=self.precision.times, num_warps=4,
+            BD=s.BD, STEPS=4, ELU=self._switches["ELU"], UNIT=self._unit, DOT=self.precision.times, num_warps=4,
         )  # fmt: skip
         du = X if X.dtype == u.dtype else torch.empty_like(u)
         self.launch(
@@ -221,20 +224,16 @@ class DirectionLauncher(Launcher):
         )  # fmt: skip
         return du
 
-    def _scratch(self, programs: int, like: Tensor) -> Tensor:
-        """256 floats for each program of a walk (see tiles.cholesky_inverse)."""
-        return like.new_empty(programs * self.shape.H, 256)
-
+    @cached_property
     def _walk(self) -> dict[str, Any]:
+        """How a walk is compiled."""
         s, p = self.shape, self.precision
-        return {"UNIT": self._unit, "PAST": p.dot, "WALK": p.walk, "num_warps": s.warps, "num_stages": 1}
+        return {
+            "BD": s.BD, **self._switches, "UNIT": self._unit, "PAST": p.dot, "WALK": p.walk, "num_warps": s.warps,
+            "num_stages": 1,
+        }  # fmt: skip
 
-    def _switches(self, *names: str) -> dict[str, Any]:
-        """The compile-time switches of these names."""
+    @cached_property
+    def _switches(self) -> dict[str, bool]:
         s = self.settings
-        found = {
-            "ELU": s.feature_map == "elu1",
-            "UPDATE": s.update_penalty,
-            "REFRESH": s.refresh_beat is not None,
-        }
-        return {name: found[name] for name in names}
+        return {"ELU": s.feature_map == "elu1", "UPDATE": s.update_penalty, "REFRESH": s.refresh_beat is not None}

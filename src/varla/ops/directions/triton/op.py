@@ -13,8 +13,9 @@ from varla.ops.directions.chunk import Gain
 from varla.ops.directions.settings import DirectionSettings
 from varla.ops.directions.triton.launch import DirectionLauncher, Kept
 from varla.ops.features import Features
-from varla.ops.triton.launcher import Precision, Shape, capability_of, flat, sequence_lengths
-from varla.ops.triton.plan import CHUNK, Plan, hold_if_captured, make_plan, span_length, spans_needed
+from varla.ops.packing import packed_lengths
+from varla.ops.triton.launcher import Precision, Shape, capability_of, flat, parts_needed
+from varla.ops.triton.plan import CHUNK, Plan, make_plan, span_length
 from varla.ops.triton.precompile import precompile
 
 
@@ -42,7 +43,7 @@ def launcher(
             dry.backward(k, u, A, t, a, kept, final, dP, torch.empty_like(a), A)
 
     if device.type == "cuda":
-        switches = (*found._switches("ELU", "UPDATE", "REFRESH").values(), settings.gain, settings.normalize_key)
+        switches = (*found._switches.values(), settings.gain, settings.normalize_key)
         precompile(("directions", shape, precision, switches, dtype, device), rehearse, H, device, backward)
     return found
 
@@ -50,7 +51,7 @@ def launcher(
 def _kept(k: Tensor, sequences: int, packed: bool) -> Kept:
     """Empty buffers for what the forward keeps, their sizes from shapes alone."""
     B, T, H = k.shape[:3]
-    return Kept.empty(k.flatten(0, 1), spans_needed(sequences, B * T, span_length(B * T, H), packed))
+    return Kept.empty(k.flatten(0, 1), parts_needed(B, T, H, sequences, packed)[1])
 
 
 def _directions_triton(
@@ -67,9 +68,11 @@ def _directions_triton(
     extra = list(kept) if keep else []
     if k.numel() == 0:
         return [torch.empty_like(k), A.clone(), *extra]
+    B, T = k.shape[:2]
+    lengths = (T,) * B if cu_seqlens is None else packed_lengths(cu_seqlens, T)
     with torch.cuda.device_of(k):
-        found = launcher(sequence_lengths(k, cu_seqlens), k.shape[2:], k.dtype, k.device, settings, keep)
-        hold_if_captured(found.plan)
+        found = launcher(lengths, k.shape[2:], k.dtype, k.device, settings, keep)
+        found.hold()
         a = torch.empty_like(flat(k), dtype=found.precision.buffer)
         A = found.forward(flat(k), flat(u), A.contiguous(), t, a, kept)
     return [a.to(k.dtype).view(k.shape), A, *extra]
@@ -105,9 +108,11 @@ def _directions_triton_backward(
     if k.numel() == 0:
         return [torch.zeros_like(k), torch.zeros_like(u), dA.clone()]
     kept = Kept(*buffers)
+    B, T = k.shape[:2]
+    lengths = (T,) * B if cu_seqlens is None else packed_lengths(cu_seqlens, T)
     with torch.cuda.device_of(k):
-        found = launcher(sequence_lengths(k, cu_seqlens), k.shape[2:], k.dtype, k.device, settings, True)
-        hold_if_captured(found.plan)
+        found = launcher(lengths, k.shape[2:], k.dtype, k.device, settings, True)
+        found.hold()
         written = flat(a).to(found.precision.buffer)
         keys = Features(flat(k).float(), settings.feature_map, settings.normalize_key)
         dP, dK = Gain.of(settings.gain, written.float(), kept.gain[..., None], keys.y).backward(flat(da).float())

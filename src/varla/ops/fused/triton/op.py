@@ -18,8 +18,9 @@ from varla.ops.directions.settings import DirectionSettings
 from varla.ops.directions.triton import launch as directions
 from varla.ops.memory.settings import MemorySettings
 from varla.ops.memory.triton import launch as memory
-from varla.ops.triton.launcher import Precision, Shape, capability_of, chunks_needed, flat, sequence_lengths
-from varla.ops.triton.plan import Plan, hold_if_captured, make_plan, span_length, spans_needed
+from varla.ops.packing import packed_lengths
+from varla.ops.triton.launcher import Precision, Shape, capability_of, flat, known_parts, parts_needed
+from varla.ops.triton.plan import Plan, make_plan, span_length
 from varla.ops.triton.precompile import precompile
 
 Launchers = tuple[directions.DirectionLauncher, memory.MemoryLauncher]
@@ -46,7 +47,7 @@ def launchers(
     )
     if device.type == "cuda":
         # What kernels are compiled for; the numbers among the settings are handed to them.
-        switches = (*pair[0]._switches("ELU", "UPDATE", "REFRESH").values(), along.gain, along.normalize_key,
+        switches = (*pair[0]._switches.values(), along.gain, along.normalize_key,
                     settings.normalizer)  # fmt: skip
         precompile(
             ("vla", shape, precision, switches, dtype, device),
@@ -73,15 +74,12 @@ def rehearse(
 
 
 def _kept(
-    q: Tensor, v: Tensor, sequences: int, packed: bool, settings: MemorySettings
+    q: Tensor, v: Tensor, chunks: int, spans: int, settings: MemorySettings
 ) -> tuple[Tensor, memory.Kept, directions.Kept]:
-    """Empty buffers for a and for what the forward keeps, their sizes from shapes alone."""
-    (B, T, H, D), DV = q.shape, v.shape[-1]
-    buffer, like = Precision.of(q.dtype, D).buffer, q.flatten(0, 1)
-    chunks = chunks_needed(q, sequences, packed)
-    spans = spans_needed(sequences, B * T, span_length(B * T, H), packed)
-    a = like.new_empty(B * T, H, D, dtype=buffer)
-    return a, memory.Kept.empty(like, DV, chunks, buffer, settings), directions.Kept.empty(like, spans)
+    """Empty buffers for a and for what the forward keeps."""
+    buffer, like = Precision.of(q.dtype, q.shape[-1]).buffer, q.flatten(0, 1)
+    a = torch.empty_like(like, dtype=buffer, memory_format=torch.contiguous_format)
+    return a, memory.Kept.empty(like, v.shape[-1], chunks, buffer, settings), directions.Kept.empty(like, spans)
 
 
 def _vla_triton(
@@ -99,14 +97,15 @@ def _vla_triton(
     keep: bool,
 ) -> list[Tensor]:
     """[o, S, A, z, *what the backward needs]; the last part is left out unless `keep`."""
-    a, held, kept = _kept(q, v, t.shape[0], cu_seqlens is not None, settings)
+    B, T, H = q.shape[:3]
+    a, held, kept = _kept(q, v, *known_parts(B, T, H, len(t), cu_seqlens is not None), settings)
     extra = [a, *held, *kept] if keep else []
     if q.numel() == 0:
         return [torch.empty_like(v), S.clone(), A.clone(), z.clone(), *extra]
+    lengths = (T,) * B if cu_seqlens is None else packed_lengths(cu_seqlens, T)
     with torch.cuda.device_of(q):
-        lengths = sequence_lengths(q, cu_seqlens)
         first, second = launchers(lengths, (*q.shape[2:], v.shape[-1]), q.dtype, q.device, along, settings, keep)
-        hold_if_captured(first.plan)
+        first.hold()
         keys = flat(k)
         A = first.forward(keys, flat(u), A.contiguous(), t, a, kept)
         o, S, z = second.forward(memory.Tokens(flat(q), keys, flat(v), a), held, S.contiguous(), z.contiguous())
@@ -130,7 +129,8 @@ def _fake(
     found = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (v, S, A, z)]
     if not keep:
         return found
-    a, held, kept = _kept(q, v, t.shape[0], cu_seqlens is not None, settings)
+    B, T, H = q.shape[:3]
+    a, held, kept = _kept(q, v, *parts_needed(B, T, H, t.shape[0], cu_seqlens is not None), settings)
     return [*found, a, *held, *kept]
 
 
@@ -152,10 +152,11 @@ def _vla_triton_backward(
     if q.numel() == 0:
         return [*(torch.zeros_like(x) for x in inputs), *(x.clone() for x in dfinal)]
     a, held, kept = buffers[0], memory.Kept(*buffers[1:8]), directions.Kept(*buffers[8:])
+    B, T = q.shape[:2]
+    lengths = (T,) * B if cu_seqlens is None else packed_lengths(cu_seqlens, T)
     with torch.cuda.device_of(q):
-        lengths = sequence_lengths(q, cu_seqlens)
         first, second = launchers(lengths, (*q.shape[2:], v.shape[-1]), q.dtype, q.device, along, settings, True)
-        hold_if_captured(first.plan)
+        first.hold()
         x = memory.Tokens(flat(q), flat(k), flat(v), a)
         g = second.backward(x, held, flat(do), dS, dz, memory.Gain(along.gain, kept.gain))
         du, dA = first.backward(x.k, flat(u), A.contiguous(), t, a, kept, final, g.da, g.dk, dA)

@@ -4,7 +4,8 @@ Forward: `prepare`, `scan`, `read`. Backward: `turn` and `scan_backward`, `unrea
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +14,16 @@ from varla.ops.memory.settings import MemorySettings
 from varla.ops.memory.triton import kernels
 from varla.ops.triton.launcher import Launcher
 from varla.ops.triton.plan import CHUNK, parts
+
+_SWITCHES = {  # what each kernel is compiled for
+    "prepare": ("ELU", "UNIT", "ERROR"),
+    "scan": ("ERROR",),
+    "read": ("ELU", "UNIT", "NORMALIZE", "ERROR"),
+    "turn": ("ELU", "UNIT"),
+    "scan_backward": ("NORMALIZE", "ERROR"),
+    "unread": ("ELU", "NORMALIZE"),
+    "finish": ("ELU", "UNIT", "NORMALIZE", "ERROR"),
+}
 
 
 class Tokens(NamedTuple):
@@ -73,33 +84,50 @@ class Gain(NamedTuple):
 
 @dataclass(frozen=True)
 class MemoryLauncher(Launcher):
-    """One call of the memory. The feature map of its settings is applied inside; queries come scaled."""
+    """One call of the memory. The feature map is applied inside; `prepare` and `read` have tiles of even rows.
+
+    See launcher.EVEN_BYTES for why.
+    """
 
     settings: MemorySettings
 
     def forward(self, x: Tokens, kept: Kept, S: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(o, S, z): outputs [tokens, H, DV] and the state after the last token. Fills `kept`."""
-        s = self.shape
-        E = self._written(x, kept)
+        s, plan = self.shape, self.plan
+        narrow, tiles = self._narrow
+        E = kept.E if self.settings.error else x.v  # what is written along a
         tk = torch.empty_like(x.a) if self.settings.error else x.a
-        self._prepare(x, kept, tk, E)
-        S, z = self._scan(x.a, tk, E, kept, S, z)
+        # Fills tk, the norms, T^-1 and W; E and z0 with Tv and sums of key features.
+        self.launch(
+            kernels.prepare, (len(plan.chunks) * s.H,),
+            x.q, x.k, x.v, x.a, kept.norm, kept.tinv, kept.W, tk, E, kept.z0, plan.chunks, s.H, s.D, s.DV,
+            BD=max(s.BD, s.even), BV=max(s.BV, s.even), **self._switches["prepare"], DOT=self.precision.dot,
+            SOLVE=self.precision.times, num_warps=4, maxnreg=168 if s.half else None,
+        )  # fmt: skip
+        # Fills S0 and completes E and z0.
+        final_S, final_z = torch.empty_like(S), torch.empty_like(z)
+        self.launch(
+            kernels.scan, (len(plan.whole) * s.H, tiles),
+            tk, E, x.a, S, z, kept.z0, kept.S0, final_S, final_z, plan.chunks, plan.first, s.H, s.D, s.DV,
+            BD=s.BD, BV=narrow, **self._switches["scan"], DOT=self.precision.dot,
+            num_warps=4, num_stages=s.scanning,
+        )  # fmt: skip
         del tk
         o = torch.empty_like(x.v)
         self.launch(
-            kernels.read, (len(self.plan.chunks) * s.H, parts(s.DV, s.wide)),
-            x.q, x.k, x.v, kept.norm, kept.W, kept.S0, kept.z0, o, kept.denominator, self.plan.chunks,
+            kernels.read, (len(plan.chunks) * s.H, -(-s.DV // s.wide)),
+            x.q, x.k, x.v, kept.norm, kept.W, kept.S0, kept.z0, o, kept.denominator, plan.chunks,
             s.H, s.D, s.DV, self.settings.eps,
-            **self._even_tiles(s.wide), **self._switches("ELU", "UNIT", "NORMALIZE", "ERROR"), DOT=self.precision.dot,
+            BD=max(s.BD, s.even), BV=max(s.wide, s.even), **self._switches["read"], DOT=self.precision.dot,
             num_warps=s.warps, maxnreg=s.registers,
         )  # fmt: skip
-        return o, S, z
+        return o, final_S, final_z
 
     def backward(
         self, x: Tokens, kept: Kept, do: Tensor, dS: Tensor, dz: Tensor, gain: Gain | None = None
     ) -> Gradients:
         """The same in reverse. With `gain`, da is the gradient of A k instead, [chunks, H, CHUNK, D] float32."""
-        s, plan, E = self.shape, self.plan, self._written(x, kept)
+        s, plan, E = self.shape, self.plan, kept.E if self.settings.error else x.v
         per_chunk = len(plan.chunks) * s.H
         dv, dS_initial = torch.empty_like(x.v), torch.empty_like(dS)
         dSs = x.a.new_empty(len(plan.chunks), s.H, s.DV, s.D)
@@ -109,7 +137,7 @@ class MemoryLauncher(Launcher):
             kernels.unread, (per_chunk,),
             x.q, x.k, x.a, E, kept.S0, kept.z0, do, kept.denominator, dD, dzs, dq,
             plan.chunks, s.H, s.D, s.DV, self.settings.eps,
-            **self._tiles(s.BV), **self._switches("ELU", "NORMALIZE"), DOT=self.precision.dot,
+            BD=s.BD, BV=s.BV, **self._switches["unread"], DOT=self.precision.dot,
             num_warps=8, num_stages=s.stages, maxnreg=s.registers,
         )  # fmt: skip
         dz_initial = torch.empty_like(dz)
@@ -122,7 +150,7 @@ class MemoryLauncher(Launcher):
             kernels.finish, (per_chunk,),
             x.q, x.k, x.a, kept.norm, kept.denominator if gain is None else gain.by, E, kept.S0, do, kept.denominator,
             dD, dv, dSs, dzs, dk, da, plan.chunks, s.H, s.D, s.DV, self.settings.eps,
-            **self._tiles(min(s.BV, 32)), **self._switches("ELU", "UNIT", "NORMALIZE", "ERROR"),
+            BD=s.BD, BV=min(s.BV, 32), **self._switches["finish"],
             GAIN="raw" if gain is None else gain.kind, BY_CHUNK=gain is not None, DOT=self.precision.dot,
             num_warps=s.finishing, num_stages=s.stages,
         )  # fmt: skip
@@ -143,58 +171,33 @@ class MemoryLauncher(Launcher):
         S, z = (torch.empty(N, s.H, *size, device=device) for size in ((s.DV, s.D), (s.D,)))
         return Tokens(q, k, v, torch.empty_like(q, dtype=self.precision.buffer)), kept, S, z
 
-    def _written(self, x: Tokens, kept: Kept) -> Tensor:
-        """What is written along a: errors, in kept.E, or the values."""
-        return kept.E if self.settings.error else x.v
-
-    @property
-    def _narrow(self) -> int:
-        """Values in a tile of the scans: few, where one program a head and tile would leave much of a GPU idle."""
+    @cached_property
+    def _narrow(self) -> tuple[int, int]:
+        """Values in a tile of the scans, and how many tiles. Small tiles fill a GPU where there are few heads."""
         s = self.shape
         idle = len(self.plan.whole) * s.H * parts(s.DV, s.narrow[1]) < 128
-        return s.narrow[0 if idle else 1]
-
-    def _prepare(self, x: Tokens, kept: Kept, tk: Tensor, E: Tensor) -> None:
-        """Fill tk, and of `kept` the norms, T^-1 and W; E and z0 with Tv and sums of key features."""
-        s, plan = self.shape, self.plan
-        self.launch(
-            kernels.prepare, (len(plan.chunks) * s.H,),
-            x.q, x.k, x.v, x.a, kept.norm, kept.tinv, kept.W, tk, E, kept.z0, plan.chunks, s.H, s.D, s.DV,
-            **self._even_tiles(s.BV), **self._switches("ELU", "UNIT", "ERROR"), DOT=self.precision.dot,
-            SOLVE=self.precision.times, num_warps=4, maxnreg=168 if s.half else None,
-        )  # fmt: skip
-
-    def _scan(self, a: Tensor, tk: Tensor, E: Tensor, kept: Kept, S: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        """S and z after the last chunk. Fills kept.S0 and completes E and kept.z0."""
-        s, plan = self.shape, self.plan
-        final_S, final_z = torch.empty_like(S), torch.empty_like(z)
-        self.launch(
-            kernels.scan, (len(plan.whole) * s.H, parts(s.DV, self._narrow)),
-            tk, E, a, S, z, kept.z0, kept.S0, final_S, final_z, plan.chunks, plan.first, s.H, s.D, s.DV,
-            **self._tiles(self._narrow), **self._switches("ERROR"), DOT=self.precision.dot,
-            num_warps=4, num_stages=s.scanning,
-        )  # fmt: skip
-        return final_S, final_z
+        narrow = s.narrow[0 if idle else 1]
+        return narrow, parts(s.DV, narrow)
 
     def _scan_backward(
         self, x: Tokens, kept: Kept, do: Tensor, dS: Tensor, dSs: Tensor, dv: Tensor, initial: Tensor
     ) -> None:
         """Fills dSs, dS after every chunk, dv, and dS before the first."""
-        s, plan, narrow = self.shape, self.plan, min(self._narrow, 32)
+        s, plan, narrow = self.shape, self.plan, min(self._narrow[0], 32)
         ta, B, K = x.a, x.q, x.a
         if self.settings.error:
             ta, B, K = (torch.empty_like(x.a) for _ in range(3))
             self.launch(
                 kernels.turn, (len(plan.chunks) * s.H,),
                 x.q, x.k, x.a, kept.norm, kept.tinv, kept.W, ta, B, K, plan.chunks, s.H, s.D,
-                BD=s.BD, **self._switches("ELU", "UNIT"), DOT=self.precision.dot,
+                BD=s.BD, **self._switches["turn"], DOT=self.precision.dot,
                 num_warps=s.warps, maxnreg=s.registers,
             )  # fmt: skip
         self.launch(
             kernels.scan_backward, (len(plan.whole) * s.H, parts(s.DV, narrow)),
             ta, B, K, kept.W, do, kept.denominator, dS, dSs, dv, initial,
             plan.chunks, plan.first, s.H, s.D, s.DV, self.settings.eps,
-            **self._tiles(narrow), **self._switches("NORMALIZE", "ERROR"), DOT=self.precision.dot,
+            BD=s.BD, BV=narrow, **self._switches["scan_backward"], DOT=self.precision.dot,
             num_warps=4, num_stages=s.scanning,
         )  # fmt: skip
 
@@ -205,21 +208,14 @@ class MemoryLauncher(Launcher):
             return over.flatten().view(torch.float32).view(chunks, s.H, CHUNK, s.D)
         return over.new_empty(chunks, s.H, CHUNK, s.D, dtype=torch.float32)
 
-    def _tiles(self, BV: int) -> dict[str, int]:
-        return {"BD": self.shape.BD, "BV": BV}
-
-    def _even_tiles(self, BV: int) -> dict[str, int]:
-        """No narrower than the assembler gets right: see launcher.EVEN_BYTES."""
-        s = self.shape
-        return {"BD": max(s.BD, s.even), "BV": max(BV, s.even)}
-
-    def _switches(self, *names: str) -> dict[str, Any]:
-        """The compile-time switches of these names."""
+    @cached_property
+    def _switches(self) -> dict[str, dict[str, bool]]:
+        """The compile-time switches of each kernel."""
         s = self.settings
-        found = {
+        switches = {
             "ELU": s.feature_map == "elu1",
             "UNIT": s.normalize_key,
             "NORMALIZE": s.normalizer,
             "ERROR": s.error,
         }
-        return {name: found[name] for name in names}
+        return {kernel: {name: switches[name] for name in names} for kernel, names in _SWITCHES.items()}

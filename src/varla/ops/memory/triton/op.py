@@ -19,10 +19,10 @@ from varla.ops.features import feature
 from varla.ops.memory.settings import MemorySettings
 from varla.ops.memory.triton.launch import Kept, MemoryLauncher, Tokens
 from varla.ops.memory.triton.recurrent import recurrent_triton
-from varla.ops.packing import sequence_of
+from varla.ops.packing import packed_lengths, sequence_of
 from varla.ops.triton.features import scaled_features
-from varla.ops.triton.launcher import Precision, Shape, capability_of, chunks_needed, flat, sequence_lengths
-from varla.ops.triton.plan import Plan, hold_if_captured, make_plan, span_length
+from varla.ops.triton.launcher import Precision, Shape, capability_of, flat, parts_needed
+from varla.ops.triton.plan import Plan, make_plan, span_length
 from varla.ops.triton.precompile import precompile
 
 # Up to so many tokens the kernels go token by token, beyond in chunks (benchmarks/RESULTS.md).
@@ -117,15 +117,16 @@ def launcher(
         replace(found, plan=plan, dry=started).rehearse(tokens, dtype, device, backward)
 
     if device.type == "cuda":
-        switches = tuple(found._switches("ELU", "UNIT", "NORMALIZE", "ERROR").values())
+        switches = tuple(found._switches["finish"].values())
         precompile(("memory", shape, precision, switches, dtype, device), rehearse, H, device, backward)
     return found
 
 
 def _kept(q: Tensor, v: Tensor, sequences: int, packed: bool, settings: MemorySettings) -> Kept:
     """Empty buffers for what the forward keeps, their sizes from shapes alone."""
-    buffer = Precision.of(q.dtype, q.shape[-1]).buffer
-    return Kept.empty(q.flatten(0, 1), v.shape[-1], chunks_needed(q, sequences, packed), buffer, settings)
+    B, T, H, D = q.shape
+    buffer = Precision.of(q.dtype, D).buffer
+    return Kept.empty(q.flatten(0, 1), v.shape[-1], parts_needed(B, T, H, sequences, packed)[0], buffer, settings)
 
 
 def _memory_triton(
@@ -147,10 +148,12 @@ def _memory_triton(
     extra = list(kept) if keep else []
     if q.numel() == 0:
         return [torch.empty_like(v), S.clone(), z.clone(), *extra]
+    B, T = q.shape[:2]
+    lengths = (T,) * B if cu_seqlens is None else packed_lengths(cu_seqlens, T)
     with torch.cuda.device_of(q):
         sizes = (*q.shape[2:], v.shape[-1])
-        found = launcher(sequence_lengths(q, cu_seqlens), sizes, q.dtype, q.device, settings, keep)
-        hold_if_captured(found.plan)
+        found = launcher(lengths, sizes, q.dtype, q.device, settings, keep)
+        found.hold()
         x = Tokens(flat(q), flat(k), flat(v), flat(a).to(found.precision.buffer))
         o, S, z = found.forward(x, kept, S.contiguous(), z.contiguous())
     return [o.view(v.shape), S, z, *extra]
@@ -184,10 +187,12 @@ def _memory_triton_backward(
     q, k, v, a = inputs
     if q.numel() == 0:
         return [*(torch.zeros_like(x) for x in inputs), dS.clone(), dz.clone()]
+    B, T = q.shape[:2]
+    lengths = (T,) * B if cu_seqlens is None else packed_lengths(cu_seqlens, T)
     with torch.cuda.device_of(q):
         sizes = (*q.shape[2:], v.shape[-1])
-        found = launcher(sequence_lengths(q, cu_seqlens), sizes, q.dtype, q.device, settings, True)
-        hold_if_captured(found.plan)
+        found = launcher(lengths, sizes, q.dtype, q.device, settings, True)
+        found.hold()
         x = Tokens(flat(q), flat(k), flat(v), flat(a).to(found.precision.buffer))
         g = found.backward(x, Kept(*buffers), flat(do), dS.contiguous(), dz.contiguous())
     dinputs = zip((g.dq, g.dk, g.dv, g.da), inputs, strict=True)
