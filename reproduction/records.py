@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from varla.runs.folder import write_aside
-
 from reproduction.runs import Run, Train
+from varla.runs.folder import write_aside
 from varla.runs.outcomes import DIVERGED, FINISHED
 from varla.training import RunConfig
 

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from varla.runs.folder import write_aside
-
 from benchmarks.lm.contenders import CHOOSING, Scale
 from benchmarks.lm.run import Job
 from varla.runs import environment
+from varla.runs.folder import write_aside
 from varla.runs.outcomes import FINISHED
 
 Run = dict[str, Any]

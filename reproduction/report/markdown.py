@@ -4,14 +4,13 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from varla.runs.folder import write_aside
-
 from reproduction.claims import Item, Table
 from reproduction.report import charts
 from reproduction.report.gather import Drawing, Report, Row, Section, command, count
 from reproduction.report.numbers import duration, many, number, spread
 from reproduction.runs import FULL, QUICK
 from reproduction.verdicts import MEANINGS, NOT_RUN, SYMBOLS
+from varla.runs.folder import write_aside
 
 FOLDER = Path("docs/reproduction")
 OVERVIEW = FOLDER / "README.md"

@@ -10,13 +10,13 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
-from varla.runs.folder import write_aside
 
 from reproduction.report import charts
 from reproduction.report.gather import Drawing, Report, Row, command
 from reproduction.report.numbers import duration, many, number, spread
 from reproduction.runs import FULL, PRESETS, QUICK
 from reproduction.verdicts import MEANINGS, SYMBOLS, VERDICTS
+from varla.runs.folder import write_aside
 
 COLUMNS = (
     "claim", "where", "what the paper says", "paper", "ours", "verdict", "preset", "rule", "note", "made by",

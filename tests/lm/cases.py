@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from varla.runs.settings import override
 
 from varla.lm.settings import LMSettings, from_dict
 from varla.models import VarlaForCausalLM, preset
+from varla.runs.settings import override
 
 TINY = {
     "preset": "5m", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "head_dim": 16,

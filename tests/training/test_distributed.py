@@ -5,9 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from varla.runs.settings import dump
 
 from tests.training.test_loop import tiny
+from varla.runs.settings import dump
 from varla.training import Run, train
 
 SCRIPT = """

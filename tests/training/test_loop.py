@@ -10,8 +10,8 @@ import time
 import pytest
 import torch
 from safetensors.torch import load_file
-from varla.runs.settings import override
 
+from varla.runs.settings import override
 from varla.training import Diverged, Interrupted, Run, RunError, build_model, checkpoint, evaluate, from_dict, train
 from varla.training.progress import Progress
 

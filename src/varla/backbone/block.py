@@ -50,7 +50,7 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, d_model] to the same."""
-        return self.down_proj(gated(self.gate_proj(x), self.up_proj(x)))  # type: ignore[no-any-return]
+        return self.down_proj(gated(self.gate_proj(x), self.up_proj(x)))
 
 
 class ScaledEmbedding(nn.Embedding):

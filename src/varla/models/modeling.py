@@ -235,7 +235,7 @@ class VarlaModel(VarlaPreTrainedModel):
         if input_ids is not None and inputs_embeds is None:
             check_ids(input_ids)
             check_vocabulary("input_ids", input_ids, self.embed_tokens.num_embeddings)
-            return self.embed_tokens(input_ids)  # type: ignore[no-any-return]
+            return self.embed_tokens(input_ids)
         if inputs_embeds is None or input_ids is not None:
             raise ValueError("give either input_ids or inputs_embeds")
         check_embeds(inputs_embeds, self.embed_tokens.weight)
@@ -321,7 +321,7 @@ class VarlaForCausalLM(VarlaPreTrainedModel, GenerationMixin):  # type: ignore[m
         if layout is not None:
             wanted = wanted.masked_fill(~layout.predicts(labels.device), IGNORED)
         check_vocabulary("labels", wanted, logits.shape[-1], f" or {IGNORED} (not predicted)")
-        return self.loss_function(  # type: ignore[no-any-return]
+        return self.loss_function(
             logits=logits,
             labels=labels,
             vocab_size=logits.shape[-1],

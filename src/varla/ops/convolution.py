@@ -21,7 +21,7 @@ def short_convolution(
 
         if torch.is_autocast_enabled("cuda"):
             x = x.to(torch.get_autocast_dtype("cuda"))
-        return convolve(x, weight, bias, before, cu_seqlens)  # type: ignore[no-any-return]
+        return convolve(x, weight, bias, before, cu_seqlens)
     return plain(x, weight, bias, before, cu_seqlens)
 
 

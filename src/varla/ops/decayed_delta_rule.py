@@ -10,7 +10,7 @@ from typing import Any, Literal, Unpack, overload
 from torch import Tensor
 
 from varla.ops.checks import check_inputs
-from varla.ops.dispatch import CallOptions, Mechanism, begin, choose, run, run_step, settings_of
+from varla.ops.dispatch import CALL, CallOptions, Mechanism, accepts, begin, choose, run, run_step, settings_of, split
 from varla.ops.memory import kernel_form, memory_chunk, reference_form
 from varla.ops.memory.settings import MemorySettings
 from varla.ops.packing import check_packing
@@ -24,45 +24,27 @@ CHANNEL_LOOP_TOKENS, CHANNEL_CHUNK = 128, 16
 KERNEL_TOKENS = 2048
 
 
-class DecayedDeltaRuleCall(CallOptions, total=False):
+class Call(CallOptions, total=False):
     """The keywords of `varla.decayed_delta_rule`, for type checkers."""
 
     normalize_key: bool
     initial_state: DeltaRuleState | None
 
 
+SCALARS = {"normalize_key": True}
+
+
 @overload
 def decayed_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_gate: Tensor,
-    *,
-    return_state: Literal[False] = False,
-    **options: Unpack[DecayedDeltaRuleCall],
+    q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, *, return_state: Literal[False] = False, **options: Unpack[Call]
 ) -> Tensor: ...
 @overload
 def decayed_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_gate: Tensor,
-    *,
-    return_state: Literal[True],
-    **options: Unpack[DecayedDeltaRuleCall],
+    q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, *, return_state: Literal[True], **options: Unpack[Call]
 ) -> tuple[Tensor, DeltaRuleState]: ...
+@accepts(CALL, SCALARS)
 def decayed_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_gate: Tensor,
-    *,
-    normalize_key: bool = True,
-    initial_state: DeltaRuleState | None = None,
-    return_state: bool = False,
-    cu_seqlens: Tensor | None = None,
-    backend: str = "auto",
-    chunk_size: int | None = None,
+    q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, *, return_state: bool = False, **options: Unpack[Call]
 ) -> Tensor | tuple[Tensor, DeltaRuleState]:
     """The paper's eq. (deltanet) in the contract of `varla.vla`, whose arguments of the same name mean the same.
 
@@ -80,23 +62,19 @@ def decayed_delta_rule(
     Returns:
         o [B, T, H, Dv] in the inputs' type, or (o, DeltaRuleState) with `return_state`.
     """
-    per_channel = isinstance(log_gate, Tensor) and log_gate.dim() == 4
-    settings = _settings(normalize_key)
-    (q, k, v, log_gate), sizes = check_inputs(
-        {"q": (q, "B T H D"), "k": (k, "B T H D"), "v": (v, "B T H Dv"),
-         "log_gate": (log_gate, "B T H Dv" if per_channel else "B T H")}
-    )  # fmt: skip
-    inputs = (q, k, v, None, None, log_gate if per_channel else log_gate[..., None])
-    call: dict[str, Any] = {"initial_state": initial_state, "return_state": return_state, "cu_seqlens": cu_seqlens}
+    call, own = split(options, SCALARS)
+    settings = _settings(**own)
+    inputs, sizes, per_channel = _checked(q, k, v, log_gate, "B T H")
     if not per_channel:
-        return run(_DECAYED, inputs, sizes, settings, **call, backend=backend, chunk_size=chunk_size)  # type: ignore[no-any-return]
+        return run(_DECAYED, inputs, sizes, settings, return_state, **call)
+    backend, chunk_size = call.pop("backend"), call.pop("chunk_size")
     form = choose(_CHANNELS, backend, chunk_size, sizes, q)
     if form == "chunk" and backend == "auto" and chunk_size is None and sizes["T"] <= CHANNEL_LOOP_TOKENS:
         form = "reference"
-    if form != "chunk":
-        return run(_CHANNELS, inputs, sizes, settings, **call, backend=form, chunk_size=None)  # type: ignore[no-any-return]
-    size = CHANNEL_CHUNK if chunk_size is None else chunk_size
-    return _by_rows(inputs, sizes, settings, **call, chunk_size=size)  # type: ignore[no-any-return]
+    if form == "chunk":
+        size = CHANNEL_CHUNK if chunk_size is None else chunk_size
+        return _by_rows(inputs, sizes, settings, return_state, **call, chunk_size=size)
+    return run(_CHANNELS, inputs, sizes, settings, return_state, **call, backend=form, chunk_size=None)
 
 
 def decayed_delta_rule_step(
@@ -109,17 +87,23 @@ def decayed_delta_rule_step(
     normalize_key: bool = True,
 ) -> tuple[Tensor, DeltaRuleState]:
     """One token: q, k [B, H, D], v [B, H, Dv], log_gate [B, H] or [B, H, Dv]. Returns (o [B, H, Dv], state)."""
-    per_channel = isinstance(log_gate, Tensor) and log_gate.dim() == 3
-    settings = _settings(normalize_key)
+    inputs, sizes, _ = _checked(q, k, v, log_gate, "B H")
+    return run_step(_DECAYED, inputs, sizes, _settings(normalize_key), state)
+
+
+def _checked(
+    q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, where: str
+) -> tuple[tuple[Any, ...], dict[str, int], bool]:
+    """(the memory's inputs, sizes, whether every channel has its own gate) of tensors with dimensions `where` first."""
+    per_channel = isinstance(log_gate, Tensor) and log_gate.dim() == len(where.split()) + 1
+    gate = f"{where} Dv" if per_channel else where
     (q, k, v, log_gate), sizes = check_inputs(
-        {"q": (q, "B H D"), "k": (k, "B H D"), "v": (v, "B H Dv"),
-         "log_gate": (log_gate, "B H Dv" if per_channel else "B H")}
-    )  # fmt: skip
-    inputs = (q, k, v, None, None, log_gate if per_channel else log_gate[..., None])
-    return run_step(_DECAYED, inputs, sizes, settings, state)
+        {"q": (q, f"{where} D"), "k": (k, f"{where} D"), "v": (v, f"{where} Dv"), "log_gate": (log_gate, gate)}
+    )
+    return (q, k, v, None, None, log_gate if per_channel else log_gate[..., None]), sizes, per_channel
 
 
-def _settings(normalize_key: bool) -> tuple[MemorySettings]:
+def _settings(normalize_key: bool = True) -> tuple[MemorySettings]:
     options = {"feature_map": "identity", "normalizer": False, "normalize_key": normalize_key}
     return (settings_of(MemorySettings, options),)
 
@@ -128,9 +112,9 @@ def _by_rows(
     inputs: Sequence[Any],
     sizes: Mapping[str, int],
     settings: Sequence[Any],
+    return_state: bool,
     *,
     initial_state: DeltaRuleState | None,
-    return_state: bool,
     cu_seqlens: Tensor | None,
     chunk_size: int,
 ) -> Any:
@@ -142,9 +126,9 @@ def _by_rows(
     q, k = (x.repeat_interleave(Dv, 2) for x in (q, k))
     v_rows, gate_rows = (x.flatten(2)[..., None] for x in (v, log_gate))
     o, rows = run(
-        _DECAYED, (q, k, v_rows, None, None, gate_rows), {**sizes, "H": H * Dv, "Dv": 1}, settings,
-        initial_state=DeltaRuleState(state.S.reshape(-1, H * Dv, 1, D), state.t), return_state=True,
-        cu_seqlens=cu_seqlens, backend="chunk", chunk_size=chunk_size,
+        _DECAYED, (q, k, v_rows, None, None, gate_rows), {**sizes, "H": H * Dv, "Dv": 1}, settings, True,
+        initial_state=DeltaRuleState(state.S.reshape(-1, H * Dv, 1, D), state.t), cu_seqlens=cu_seqlens,
+        backend="chunk", chunk_size=chunk_size,
     )  # fmt: skip
     o = o.reshape(v.shape)
     return (o, DeltaRuleState(rows.S.reshape(-1, H, Dv, D), rows.t)) if return_state else o

@@ -4,30 +4,29 @@ The memory that writes errors along the keys themselves, with a strength. This i
 which decays S by a gate and writes with full strength.
 """
 
-from typing import Literal, TypedDict, Unpack, overload
+from collections.abc import Mapping
+from typing import Any, Literal, Unpack, overload
 
 from torch import Tensor
 
 from varla.ops.checks import check_inputs
-from varla.ops.dispatch import CallOptions, Mechanism, run, run_step, settings_of
+from varla.ops.dispatch import CALL, CallOptions, Mechanism, accepts, run, run_step, settings_of, split
 from varla.ops.memory import kernel_form, memory_chunk, reference_form
 from varla.ops.memory.settings import MemorySettings
 from varla.ops.state import DeltaRuleState
 
 
-class DeltaRuleOptions(TypedDict, total=False):
-    """The scalars of the delta rule, for type checkers."""
+class Call(CallOptions, total=False):
+    """The keywords of `varla.delta_rule`, for type checkers."""
 
     feature_map: str
     normalize_query: bool
     normalize_key: bool
     scale: float | None
-
-
-class DeltaRuleCall(DeltaRuleOptions, CallOptions, total=False):
-    """The keywords of `varla.delta_rule`, for type checkers."""
-
     initial_state: DeltaRuleState | None
+
+
+SCALARS = {"feature_map": "identity", "normalize_query": True, "normalize_key": True, "scale": None}
 
 
 @overload
@@ -38,27 +37,15 @@ def delta_rule(
     beta: Tensor,
     *,
     return_state: Literal[False] = False,
-    **options: Unpack[DeltaRuleCall],
+    **options: Unpack[Call],
 ) -> Tensor: ...
 @overload
 def delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *, return_state: Literal[True], **options: Unpack[DeltaRuleCall]
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *, return_state: Literal[True], **options: Unpack[Call]
 ) -> tuple[Tensor, DeltaRuleState]: ...
+@accepts(CALL, SCALARS)
 def delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    *,
-    feature_map: str = "identity",
-    normalize_query: bool = True,
-    normalize_key: bool = True,
-    scale: float | None = None,
-    initial_state: DeltaRuleState | None = None,
-    return_state: bool = False,
-    cu_seqlens: Tensor | None = None,
-    backend: str = "auto",
-    chunk_size: int | None = None,
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *, return_state: bool = False, **options: Unpack[Call]
 ) -> Tensor | tuple[Tensor, DeltaRuleState]:
     """The delta rule in the contract of `varla.vla`, whose arguments of the same name mean the same.
 
@@ -78,16 +65,12 @@ def delta_rule(
     Returns:
         o [B, T, H, Dv] in the inputs' type, or (o, DeltaRuleState) with `return_state`.
     """
-    settings = _settings(
-        feature_map=feature_map, normalize_query=normalize_query, normalize_key=normalize_key, scale=scale
-    )
+    call, own = split(options, SCALARS)
     (q, k, v, beta), sizes = check_inputs(
         {"q": (q, "B T H D"), "k": (k, "B T H D"), "v": (v, "B T H Dv"), "beta": (beta, "B T H")}
     )
-    return run(  # type: ignore[no-any-return]
-        _DELTA, (q, k, v, None, beta[..., None], None), sizes, (settings,), initial_state=initial_state,
-        return_state=return_state, cu_seqlens=cu_seqlens, backend=backend, chunk_size=chunk_size,
-    )  # fmt: skip
+    inputs = (q, k, v, None, beta[..., None], None)
+    return run(_DELTA, inputs, sizes, _settings(own), return_state, **call)
 
 
 def delta_rule_step(
@@ -96,19 +79,27 @@ def delta_rule_step(
     v: Tensor,
     beta: Tensor,
     state: DeltaRuleState | None = None,
-    **options: Unpack[DeltaRuleOptions],
+    *,
+    feature_map: str = "identity",
+    normalize_query: bool = True,
+    normalize_key: bool = True,
+    scale: float | None = None,
 ) -> tuple[Tensor, DeltaRuleState]:
     """One token: q, k [B, H, D], v [B, H, Dv], beta [B, H]. Returns (o [B, H, Dv], state); `state` is not changed."""
-    settings = _settings(**options)
+    own = {
+        "feature_map": feature_map,
+        "normalize_query": normalize_query,
+        "normalize_key": normalize_key,
+        "scale": scale,
+    }
     (q, k, v, beta), sizes = check_inputs(
         {"q": (q, "B H D"), "k": (k, "B H D"), "v": (v, "B H Dv"), "beta": (beta, "B H")}
     )
-    return run_step(_DELTA, (q, k, v, None, beta[..., None], None), sizes, (settings,), state)
+    return run_step(_DELTA, (q, k, v, None, beta[..., None], None), sizes, _settings(own), state)
 
 
-def _settings(**options: Unpack[DeltaRuleOptions]) -> MemorySettings:
-    defaults = {"feature_map": "identity", "normalize_query": True, "scale": None, "normalizer": False}
-    return settings_of(MemorySettings, {**defaults, **options})
+def _settings(scalars: Mapping[str, Any]) -> tuple[MemorySettings]:
+    return (settings_of(MemorySettings, {**SCALARS, "normalizer": False, **scalars}),)
 
 
 _DELTA = Mechanism(DeltaRuleState, reference_form, memory_chunk, kernel_form)

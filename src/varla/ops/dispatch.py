@@ -14,7 +14,7 @@ from varla.arguments import check_choice, check_count, check_flag, refuse_unknow
 from varla.ops.backends import backends, cannot_launch, has_tangent
 from varla.ops.chunk.op import ChunkOperator
 from varla.ops.packing import check_packing, sequence_bounds
-from varla.ops.state import StateT, check_inplace, check_state, state_dtype
+from varla.ops.state import StateT, check_inplace, check_state
 
 # Below this many tokens the loop is faster than setting a chunk up (python -m benchmarks.cpu).
 LOOP_TOKENS = 4
@@ -27,11 +27,14 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class CallOptions(TypedDict, total=False):
-    """Keywords that every operator takes, for type checkers."""
+    """Keywords that every operator takes, beside its scalars and `initial_state`, for type checkers."""
 
     cu_seqlens: Tensor | None
     backend: str
     chunk_size: int | None
+
+
+CALL: Mapping[str, Any] = {"initial_state": None, "cu_seqlens": None, "backend": "auto", "chunk_size": None}
 
 
 @dataclass(frozen=True)
@@ -54,29 +57,47 @@ class Mechanism(Generic[StateT]):
     decode: Callable[..., Tensor] | None = None
 
 
-def accepts(kind: type[Any]) -> Callable[[Function], Function]:
-    """Show the fields of a settings class in place of **options where a function's signature is looked at."""
+def defaults_of(kind: type[Any]) -> dict[str, Any]:
+    """The scalars of a settings class and their defaults."""
+    return {field.name: field.default for field in fields(kind) if field.init}
+
+
+def accepts(*defaults: Mapping[str, Any]) -> Callable[[Function], Function]:
+    """Show these keywords in place of **options where a function's signature is looked at."""
 
     def decorate(function: Function) -> Function:
-        signature = inspect.signature(function)
-        parameters = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-        shown = [
-            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
-            for field in fields(kind)
-            if field.init
-        ]
-        function.__signature__ = signature.replace(parameters=[*parameters, *shown])  # type: ignore[attr-defined]
+        signature, only = inspect.signature(function), inspect.Parameter.KEYWORD_ONLY
+        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        shown = [inspect.Parameter(name, only, default=value) for each in defaults for name, value in each.items()]
+        function.__signature__ = signature.replace(parameters=[*own, *shown])  # type: ignore[attr-defined]
         return function
 
     return decorate
 
 
+def split(options: Mapping[str, Any], scalars: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(keywords of the call, scalars) of what an operator was given; a name that is neither is refused."""
+    call, own = dict(CALL), {}
+    for name, value in options.items():
+        if name in call:
+            call[name] = value
+        elif name in scalars:
+            own[name] = value
+        else:
+            refuse_option(name, [*CALL, "return_state", *scalars])
+    return call, own
+
+
+def refuse_option(name: str, known: list[str]) -> None:
+    """Raise a TypeError, as Python does for a keyword that a function has not, with the nearest one that it has."""
+    try:
+        refuse_unknown("option", name, known)
+    except ValueError as error:
+        raise TypeError(str(error)) from None
+
+
 def settings_of(kind: type[Settings], options: Mapping[str, Any]) -> Settings:
     """The settings with these values, checked when they are first made, not at every call."""
-    for name in options:
-        if name not in kind.__dataclass_fields__:  # type: ignore[attr-defined]
-            known = [field.name for field in fields(kind) if field.init]  # type: ignore[arg-type]
-            refuse_unknown("option", name, known)
     if torch.compiler.is_compiling():
         return kind(**options)
     try:
@@ -96,9 +117,9 @@ def run(
     inputs: Inputs,
     sizes: Mapping[str, int],
     settings: Sequence[Any],
+    return_state: bool,
     *,
     initial_state: StateT | None,
-    return_state: bool,
     cu_seqlens: Tensor | None,
     backend: str,
     chunk_size: int | None,
@@ -234,9 +255,10 @@ def begin(
     if state is not None:
         check_state(name, state, mechanism.state, sizes, like.device, like.dtype)
         return state
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     if mechanism.initial is None:
-        return mechanism.state.zeros(sizes, state_dtype(like.dtype), like.device)
-    return mechanism.initial(sizes, settings, state_dtype(like.dtype), like.device)
+        return mechanism.state.zeros(sizes, dtype, like.device)
+    return mechanism.initial(sizes, settings, dtype, like.device)
 
 
 def _run_reference(

@@ -11,7 +11,7 @@ def gated(g: Tensor, x: Tensor) -> Tensor:
     if g.dtype == x.dtype and worth_a_kernel(g, x):
         from varla.ops.triton.gate import gate
 
-        return gate(g, x)  # type: ignore[no-any-return]
+        return gate(g, x)
     return plain(g, x)
 
 

@@ -21,7 +21,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, wide: bool = False) -> Te
     if weight.shape[0] <= WIDEST and working != torch.float64 and worth_a_kernel(x, weight):
         from varla.ops.triton.norm import normalize
 
-        return normalize(x, weight, eps, found)  # type: ignore[no-any-return]
+        return normalize(x, weight, eps, found)
     return plain(x, weight, eps, found)
 
 

@@ -22,7 +22,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     if can_launch(x):
         from varla.ops.triton.rotary import turn
 
-        return turn(x, cos, sin, False)  # type: ignore[no-any-return]
+        return turn(x, cos, sin, False)
     return plain(x, cos, sin)
 
 

@@ -16,18 +16,26 @@ from varla.ops.checks import check_shapes, check_untracked, dtype_name, dtype_of
 
 _FILE_VERSION = "1"
 
+DIMENSIONS = {"S": "B H Dv D", "A": "B H D D", "z": "B H D", "t": "B"}
+
 StateT = TypeVar("StateT", bound="State")
 
 
 @dataclass(eq=False, repr=False)
 class State:
-    """Base of the states. Subclasses list their tensors in `LAYOUT`, by field name, with their dimensions."""
+    """Base of the states. `LAYOUT` has the dimensions of a state's tensors, by the names of its fields.
+
+    A subclass declares its tensors; one whose names have other dimensions than in DIMENSIONS gives its own LAYOUT.
+    """
 
     LAYOUT: ClassVar[dict[str, str]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Make every state a pytree node, so that torch's own tree functions see the tensors inside."""
+        """Find the layout, and make the class a pytree node: torch's own tree functions see the tensors inside."""
         super().__init_subclass__(**kwargs)
+        if "LAYOUT" not in vars(cls):
+            own = vars(cls).get("__annotations__", {})
+            cls.LAYOUT = {name: DIMENSIONS[name] for name in own} or cls.LAYOUT
         cls.__repr__ = State.__repr__  # type: ignore[method-assign]  # `dataclass` would print all numbers
         pytree.register_pytree_node(
             cls,
@@ -120,8 +128,6 @@ class VLAState(State):
     (float64 for float64 inputs) whatever the type of the inputs.
     """
 
-    LAYOUT: ClassVar[dict[str, str]] = {"S": "B H Dv D", "A": "B H D D", "z": "B H D", "t": "B"}
-
     S: Tensor
     A: Tensor
     z: Tensor
@@ -129,21 +135,8 @@ class VLAState(State):
 
 
 @dataclass(eq=False)
-class LinearAttentionState(State):
-    """Memory of `varla.linear_attention`: S [B, H, Dv, D], z [B, H, D] and t [B], as in VLAState."""
-
-    LAYOUT: ClassVar[dict[str, str]] = {"S": "B H Dv D", "z": "B H D", "t": "B"}
-
-    S: Tensor
-    z: Tensor
-    t: Tensor
-
-
-@dataclass(eq=False)
 class DeltaRuleState(State):
     """Memory of `varla.delta_rule`: S [B, H, Dv, D] and t [B], as in VLAState."""
-
-    LAYOUT: ClassVar[dict[str, str]] = {"S": "B H Dv D", "t": "B"}
 
     S: Tensor
     t: Tensor
@@ -153,18 +146,18 @@ class DeltaRuleState(State):
 class MemoryState(State):
     """Memory of `varla.memory`: S [B, H, Dv, D], z [B, H, D] and t [B], as in VLAState."""
 
-    LAYOUT: ClassVar[dict[str, str]] = {"S": "B H Dv D", "z": "B H D", "t": "B"}
-
     S: Tensor
     z: Tensor
     t: Tensor
 
 
+class LinearAttentionState(MemoryState):
+    """Memory of `varla.linear_attention`, which is that of `varla.memory`."""
+
+
 @dataclass(eq=False)
 class DirectionState(State):
     """Memory of `varla.directions`: A [B, H, D, D] and t [B], as in VLAState."""
-
-    LAYOUT: ClassVar[dict[str, str]] = {"A": "B H D D", "t": "B"}
 
     A: Tensor
     t: Tensor

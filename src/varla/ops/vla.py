@@ -10,7 +10,20 @@ from torch import Tensor
 from varla.ops.checks import check_inputs, check_untracked
 from varla.ops.directions.reference import directions_reference
 from varla.ops.directions.settings import DirectionSettings
-from varla.ops.dispatch import CallOptions, Held, Mechanism, Result, accepts, run, run_step, settings_of
+from varla.ops.dispatch import (
+    CALL,
+    CallOptions,
+    Held,
+    Mechanism,
+    Result,
+    accepts,
+    defaults_of,
+    refuse_option,
+    run,
+    run_step,
+    settings_of,
+    split,
+)
 from varla.ops.fused.chunk import vla_chunk
 from varla.ops.memory.reference import memory_reference
 from varla.ops.memory.settings import MemorySettings
@@ -68,6 +81,9 @@ class VLACall(VLAOptions, CallOptions, total=False):
     initial_state: VLAState | None
 
 
+SCALARS = defaults_of(VLASettings)
+
+
 @overload
 def vla(
     q: Tensor, k: Tensor, v: Tensor, u: Tensor, *, return_state: Literal[False] = False, **options: Unpack[VLACall]
@@ -76,19 +92,9 @@ def vla(
 def vla(
     q: Tensor, k: Tensor, v: Tensor, u: Tensor, *, return_state: Literal[True], **options: Unpack[VLACall]
 ) -> tuple[Tensor, VLAState]: ...
-@accepts(VLASettings)
+@accepts(CALL, SCALARS)
 def vla(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    u: Tensor,
-    *,
-    initial_state: VLAState | None = None,
-    return_state: bool = False,
-    cu_seqlens: Tensor | None = None,
-    backend: str = "auto",
-    chunk_size: int | None = None,
-    **options: Unpack[VLAOptions],
+    q: Tensor, k: Tensor, v: Tensor, u: Tensor, *, return_state: bool = False, **options: Unpack[VLACall]
 ) -> Tensor | tuple[Tensor, VLAState]:
     """Variational Linear Attention: Algorithm 1 of the paper, exactly, in the form of your choice.
 
@@ -122,17 +128,15 @@ def vla(
     Returns:
         o [B, T, H, Dv] in the inputs' type, or (o, VLAState) with `return_state`.
     """
-    settings = settings_of(VLASettings, options).halves
+    call, own = split(options, SCALARS)
+    settings = settings_of(VLASettings, own).halves
     (q, k, v, u), sizes = check_inputs(
         {"q": (q, "B T H D"), "k": (k, "B T H D"), "v": (v, "B T H Dv"), "u": (u, "B T H D")}
     )
-    return run(  # type: ignore[no-any-return]
-        _VLA, (q, k, v, u), sizes, settings, initial_state=initial_state, return_state=return_state,
-        cu_seqlens=cu_seqlens, backend=backend, chunk_size=chunk_size,
-    )  # fmt: skip
+    return run(_VLA, (q, k, v, u), sizes, settings, return_state, **call)
 
 
-@accepts(VLASettings)
+@accepts(SCALARS)
 def vla_step(
     q: Tensor,
     k: Tensor,
@@ -155,6 +159,8 @@ def vla_step(
         backend: "reference" (the loop, with derivatives), "triton" (one kernel for all rows and heads, without), or
             "auto": the kernel, on a GPU and without gradients; else the loop.
     """
+    for name in options.keys() - SCALARS.keys():
+        refuse_option(name, ["inplace", "backend", *SCALARS])
     settings = settings_of(VLASettings, options).halves
     (q, k, v, u), sizes = check_inputs({"q": (q, "B H D"), "k": (k, "B H D"), "v": (v, "B H Dv"), "u": (u, "B H D")})
     if inplace:

@@ -16,7 +16,7 @@ from varla.ops.chunk.op import ChunkOperator
 from varla.ops.directions.chunk import DirectionCell
 from varla.ops.directions.reference import directions_reference
 from varla.ops.directions.settings import DirectionOptions, DirectionSettings
-from varla.ops.dispatch import CallOptions, Held, Mechanism, Result, accepts, run, settings_of
+from varla.ops.dispatch import CALL, CallOptions, Held, Mechanism, Result, accepts, defaults_of, run, settings_of, split
 from varla.ops.state import DirectionState
 
 
@@ -24,6 +24,9 @@ class DirectionCall(DirectionOptions, CallOptions, total=False):
     """The keywords of `varla.directions`, for type checkers."""
 
     initial_state: DirectionState | None
+
+
+SCALARS = defaults_of(DirectionSettings)
 
 
 @overload
@@ -34,17 +37,9 @@ def directions(
 def directions(
     k: Tensor, u: Tensor, *, return_state: Literal[True], **options: Unpack[DirectionCall]
 ) -> tuple[Tensor, DirectionState]: ...
-@accepts(DirectionSettings)
+@accepts(CALL, SCALARS)
 def directions(
-    k: Tensor,
-    u: Tensor,
-    *,
-    initial_state: DirectionState | None = None,
-    return_state: bool = False,
-    cu_seqlens: Tensor | None = None,
-    backend: str = "auto",
-    chunk_size: int | None = None,
-    **options: Unpack[DirectionOptions],
+    k: Tensor, u: Tensor, *, return_state: bool = False, **options: Unpack[DirectionCall]
 ) -> Tensor | tuple[Tensor, DirectionState]:
     """The write directions of VLA: lines 8 to 18 of Algorithm 1, exactly, in the form of your choice.
 
@@ -64,12 +59,10 @@ def directions(
     Returns:
         a [B, T, H, D] in the inputs' type, or (a, DirectionState) with `return_state`.
     """
-    settings = settings_of(DirectionSettings, options)
+    call, own = split(options, SCALARS)
+    settings = settings_of(DirectionSettings, own)
     (k, u), sizes = check_inputs({"k": (k, "B T H D"), "u": (u, "B T H D")})
-    return run(  # type: ignore[no-any-return]
-        _DIRECTIONS, (k, u), sizes, (settings,), initial_state=initial_state, return_state=return_state,
-        cu_seqlens=cu_seqlens, backend=backend, chunk_size=chunk_size,
-    )  # fmt: skip
+    return run(_DIRECTIONS, (k, u), sizes, (settings,), return_state, **call)
 
 
 def _reference(inputs: Sequence[Any], held: Held, t: Tensor, settings: DirectionSettings) -> Result:

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from varla.ops.checks import check_inputs
 from varla.ops.chunk.op import ChunkOperator
-from varla.ops.dispatch import CallOptions, Held, Mechanism, Result, accepts, run, settings_of
+from varla.ops.dispatch import CALL, CallOptions, Held, Mechanism, Result, accepts, defaults_of, run, settings_of, split
 from varla.ops.memory.chunk import MemoryCell
 from varla.ops.memory.reference import memory_reference
 from varla.ops.memory.settings import MemoryOptions, MemorySettings
 from varla.ops.state import MemoryState
 
 
-class MemoryCall(MemoryOptions, CallOptions, total=False):
+class Call(MemoryOptions, CallOptions, total=False):
     """The keywords of `varla.memory`, for type checkers."""
 
     beta: Tensor | None
@@ -27,41 +27,27 @@ class MemoryCall(MemoryOptions, CallOptions, total=False):
     initial_state: MemoryState | None
 
 
+SCALARS = defaults_of(MemorySettings)
+Optional = Tensor | None
+
+
 @overload
 def memory(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    a: Tensor | None = None,
+    a: Optional = None,
     *,
     return_state: Literal[False] = False,
-    **options: Unpack[MemoryCall],
+    **options: Unpack[Call],
 ) -> Tensor: ...
 @overload
 def memory(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor | None = None,
-    *,
-    return_state: Literal[True],
-    **options: Unpack[MemoryCall],
+    q: Tensor, k: Tensor, v: Tensor, a: Optional = None, *, return_state: Literal[True], **options: Unpack[Call]
 ) -> tuple[Tensor, MemoryState]: ...
-@accepts(MemorySettings)
+@accepts({"beta": None, "log_gate": None}, CALL, SCALARS)
 def memory(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor | None = None,
-    *,
-    beta: Tensor | None = None,
-    log_gate: Tensor | None = None,
-    initial_state: MemoryState | None = None,
-    return_state: bool = False,
-    cu_seqlens: Tensor | None = None,
-    backend: str = "auto",
-    chunk_size: int | None = None,
-    **options: Unpack[MemoryOptions],
+    q: Tensor, k: Tensor, v: Tensor, a: Optional = None, *, return_state: bool = False, **options: Unpack[Call]
 ) -> Tensor | tuple[Tensor, MemoryState]:
     """The memory of every mechanism here: lines 19 to 24 of Algorithm 1, exactly, in the form of your choice.
 
@@ -81,7 +67,9 @@ def memory(
     Returns:
         o [B, T, H, Dv] in the inputs' type, or (o, MemoryState) with `return_state`.
     """
-    settings = settings_of(MemorySettings, options)
+    call, own = split(options, {"beta": None, "log_gate": None, **SCALARS})
+    beta, log_gate = own.pop("beta", None), own.pop("log_gate", None)
+    settings = settings_of(MemorySettings, own)
     if log_gate is not None and (settings.normalizer or not settings.error):
         raise ValueError("log_gate needs normalizer=False and error=True: a decayed sum has no normaliser here")
     named = {"q": (q, "B T H D"), "k": (k, "B T H D"), "v": (v, "B T H Dv")}
@@ -91,14 +79,13 @@ def memory(
     found = dict(zip([*named, *given], tensors, strict=True))
     inputs = [found.get(name) for name in ("q", "k", "v", "a", "beta", "log_gate")]
     inputs[4:] = [None if x is None else x[..., None] for x in inputs[4:]]
-    if backend == "triton" and a is not None and log_gate is not None:
-        raise RuntimeError("backend='triton' cannot run here: the kernels take log_gate only without a; use 'chunk'")
-    if backend == "auto" and a is not None and log_gate is not None:
-        backend = "chunk"
-    return run(  # type: ignore[no-any-return]
-        _MEMORY, inputs, sizes, (settings,), initial_state=initial_state, return_state=return_state,
-        cu_seqlens=cu_seqlens, backend=backend, chunk_size=chunk_size,
-    )  # fmt: skip
+    if a is not None and log_gate is not None:
+        if call["backend"] == "triton":
+            raise RuntimeError(
+                "backend='triton' cannot run here: the kernels take log_gate only without a; use 'chunk'"
+            )
+        call["backend"] = "chunk" if call["backend"] == "auto" else call["backend"]
+    return run(_MEMORY, inputs, sizes, (settings,), return_state, **call)
 
 
 def reference_form(inputs: Sequence[Any], held: Held, t: Tensor, settings: MemorySettings) -> Result:

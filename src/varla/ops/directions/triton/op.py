@@ -78,15 +78,7 @@ def _directions_triton(
     return [a.to(k.dtype).view(k.shape), A, *extra]
 
 
-def _fake(
-    k: Tensor,
-    u: Tensor,
-    A: Tensor,
-    t: Tensor,
-    cu_seqlens: Tensor | None,
-    settings: DirectionSettings,
-    keep: bool,
-) -> list[Tensor]:
+def _fake(k, u, A, t, cu_seqlens, settings, keep):
     found = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (k, A)]
     return [*found, *(_kept(k, t.shape[0], cu_seqlens is not None) if keep else [])]
 
@@ -124,20 +116,8 @@ def _directions_triton_backward(
     return [dk.to(k.dtype).view(k.shape), du.view(u.shape), dA]
 
 
-def _backward_fake(
-    k: Tensor,
-    u: Tensor,
-    A: Tensor,
-    t: Tensor,
-    cu_seqlens: Tensor | None,
-    settings: DirectionSettings,
-    a: Tensor,
-    final: Tensor,
-    buffers: Sequence[Tensor],
-    da: Tensor,
-    dA: Tensor,
-) -> list[Tensor]:
-    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (k, u, dA)]
+def _backward_fake(k, u, A, *others):
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (k, u, A)]
 
 
 def _setup_context(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:

@@ -112,20 +112,7 @@ def _vla_triton(
     return [o.view(v.shape), S, A, z, *extra]
 
 
-def _fake(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    u: Tensor,
-    S: Tensor,
-    A: Tensor,
-    z: Tensor,
-    t: Tensor,
-    cu_seqlens: Tensor | None,
-    along: DirectionSettings,
-    settings: MemorySettings,
-    keep: bool,
-) -> list[Tensor]:
+def _fake(q, k, v, u, S, A, z, t, cu_seqlens, along, settings, keep):
     found = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (v, S, A, z)]
     if not keep:
         return found
@@ -164,19 +151,8 @@ def _vla_triton_backward(
     return [*(grad.view(like.shape) for grad, like in dinputs), g.dS, dA, g.dz]
 
 
-def _backward_fake(
-    inputs: Sequence[Tensor],
-    A: Tensor,
-    t: Tensor,
-    cu_seqlens: Tensor | None,
-    along: DirectionSettings,
-    settings: MemorySettings,
-    final: Tensor,
-    buffers: Sequence[Tensor],
-    do: Tensor,
-    dfinal: Sequence[Tensor],
-) -> list[Tensor]:
-    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (*inputs, *dfinal)]
+def _backward_fake(inputs, *others):
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (*inputs, *others[-1])]
 
 
 def _setup_context(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:

@@ -159,17 +159,7 @@ def _memory_triton(
     return [o.view(v.shape), S, z, *extra]
 
 
-def _fake(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    a: Tensor,
-    S: Tensor,
-    z: Tensor,
-    cu_seqlens: Tensor | None,
-    settings: MemorySettings,
-    keep: bool,
-) -> list[Tensor]:
+def _fake(q, k, v, a, S, z, cu_seqlens, settings, keep):
     found = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (v, S, z)]
     return [*found, *(_kept(q, v, S.shape[0], cu_seqlens is not None, settings) if keep else [])]
 
@@ -199,16 +189,8 @@ def _memory_triton_backward(
     return [*(grad.to(like.dtype).view(like.shape) for grad, like in dinputs), g.dS, g.dz]
 
 
-def _backward_fake(
-    inputs: Sequence[Tensor],
-    cu_seqlens: Tensor | None,
-    settings: MemorySettings,
-    buffers: Sequence[Tensor],
-    do: Tensor,
-    dS: Tensor,
-    dz: Tensor,
-) -> list[Tensor]:
-    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (*inputs, dS, dz)]
+def _backward_fake(inputs, *others):
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (*inputs, *others[-2:])]
 
 
 def _setup_context(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:

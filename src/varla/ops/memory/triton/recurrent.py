@@ -176,17 +176,7 @@ def _recurrent(
     return [o, final, kept]
 
 
-def _recurrent_fake(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gate: Tensor | None,
-    beta: Tensor | None,
-    S: Tensor,
-    cu_seqlens: Tensor | None,
-    error: bool,
-    keep: bool,
-) -> list[Tensor]:
+def _recurrent_fake(q, k, v, gate, beta, S, cu_seqlens, error, keep):
     o, final = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (v, S))
     return [o, final, S.new_empty(_slots(q, S.shape[0], keep), *S.shape[1:])]
 
@@ -225,18 +215,7 @@ def _recurrent_backward(
     return [dq.sum(0), dk.sum(0), dv, dgate, dbeta.sum(0) if beta is not None else dbeta, dstart]
 
 
-def _recurrent_backward_fake(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gate: Tensor | None,
-    beta: Tensor | None,
-    kept: Tensor,
-    cu_seqlens: Tensor | None,
-    error: bool,
-    do: Tensor,
-    dfinal: Tensor,
-) -> list[Tensor]:
+def _recurrent_backward_fake(q, k, v, gate, beta, kept, cu_seqlens, error, do, dfinal):
     given = (q, k, v, gate, beta, dfinal)
     none = q.new_empty(0)
     return [none if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in given]
