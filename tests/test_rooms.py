@@ -13,14 +13,15 @@ PACKAGE = ROOT / "src" / "varla"
 
 # Folders and modules of the package, from the bottom up. Rooms on one line do not import each other.
 ROOMS = (
-    "ops outcomes",
+    "arguments",
+    "ops runs",
     "layers",
-    "backbone models",
+    "backbone",
+    "models",
     "session tasks",
     "training",
-    "lm",
-    "experiments",
-    "report",
+    "lm report",
+    "demo",
     "cli",
     "__init__ __main__",
 )
@@ -75,7 +76,7 @@ def test_every_room_is_in_the_table():
         ("ops/chunk/op.py", "def f():\n    import varla.layers.base"),
         ("ops/chunk/op.py", "from ... import layers"),
         ("layers/base.py", "from varla import training"),
-        ("backbone/model.py", "from ..models.blocks import Block"),
+        ("backbone/model.py", "from ..models.modeling import VarlaModel"),
         ("training/loop.py", "if TYPE_CHECKING:\n    from varla.lm.text import Text"),
         ("cli/main.py", "from benchmarks import cpu"),
         ("cli/main.py", "import reproduction.items"),
@@ -97,3 +98,21 @@ def test_an_import_upwards_is_found(path, source):
 )
 def test_an_import_downwards_is_allowed(path, source):
     assert not list(upward(Path(path), source))
+
+
+def test_kernels_import_nothing_from_the_chunk_form():
+    """Each form of an operator stands on the reference's definitions, not on another form."""
+    for path in (PACKAGE / "ops").rglob("triton/*.py"):
+        package = ".".join(("varla", *path.relative_to(PACKAGE).parts[:-1]))
+        taken = [name for name in imports(path.read_text(encoding="utf-8"), package) if "chunk" in name.split(".")[:-1]]
+        assert not taken, (path, taken)
+
+
+def test_the_two_operators_do_not_know_what_is_made_of_them():
+    """`directions` and `memory` do not import each other, nor the mechanisms; only the fusions import both."""
+    for own, other in (("directions", "memory"), ("memory", "directions")):
+        for path in (PACKAGE / "ops" / own).rglob("*.py"):
+            package = ".".join(("varla", *path.relative_to(PACKAGE).parts[:-1]))
+            taken = set(imports(path.read_text(encoding="utf-8"), package))
+            above = (other, "fused", "vla", "delta_rule", "linear_attention", "decayed_delta_rule")
+            assert not [name for name in taken if name.split(".")[2:3] and name.split(".")[2] in above], path

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from varla.ops.algebra import apply, dot, outer
-from varla.ops.directions.reference import penalty_step, write_direction
+from varla.ops.directions.gain import write_direction
+from varla.ops.directions.reference import penalty_step
 from varla.ops.directions.settings import DirectionSettings
 from varla.ops.features import feature, unit
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from varla.layers.base import Layer
 from varla.ops import State, VLAState, vla, vla_step
 from varla.ops.algebra import apply, dot
-from varla.ops.directions.reference import write_direction
+from varla.ops.directions.gain import write_direction
 from varla.ops.features import Features
 from varla.ops.vla import VLASettings
 

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from varla.ops.algebra import by_chunk, eye_like, solve_lower, symmetric
 from varla.ops.chunk.driver import Context, Inputs, Refresh, Tensors
+from varla.ops.directions.gain import Gain
 from varla.ops.directions.settings import DirectionSettings
-from varla.ops.features import Features, safe_reciprocal, unit, unit_backward
+from varla.ops.features import Features, unit, unit_backward
 
 
 class DirectionCell:
@@ -82,37 +83,6 @@ class Recomputed:
             return dK + dK_gain, torch.zeros_like(self.U), dA
         dU, dK, dA = backward(self.U, self.K, self.A0, self.parts, dP, dA, self.refresh)
         return dK + dK_gain, unit_backward(dU * self.length, self.unit_u, self.inverse), dA
-
-
-class Gain:
-    """The write direction a from P, row t of which is A_t k_t; see `reference.write_direction`."""
-
-    def __init__(self, kind: str, P: Tensor, K: Tensor):
-        """P, K [M, n, D]."""
-        self.kind, self.K = kind, K
-        if kind == "unit":
-            self.a, self._scale = unit(P)
-        elif kind == "projection":
-            self._scale = safe_reciprocal((K * P).sum(-1, keepdim=True))
-            self.a = P * self._scale
-        else:
-            self.a = P
-
-    @classmethod
-    def of(cls, kind: str, a: Tensor, scale: Tensor, K: Tensor) -> "Gain":
-        """The same from a and what P was multiplied by."""
-        found = cls("raw", a, K)
-        found.kind, found._scale = kind, scale
-        return found
-
-    def backward(self, da: Tensor) -> tuple[Tensor, Tensor | float]:
-        """(dP, what reaches K other than through P)."""
-        if self.kind == "unit":
-            return unit_backward(da, self.a, self._scale), 0.0
-        if self.kind == "projection":
-            along = (da * self.a).sum(-1, keepdim=True)
-            return (da - along * self.K) * self._scale, -along * self.a
-        return da, 0.0
 
 
 class Factor(NamedTuple):

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from varla.ops.algebra import apply, dot, eye_like, outer, symmetric
+from varla.ops.directions.gain import write_direction
 from varla.ops.directions.settings import DirectionSettings
-from varla.ops.features import Features, safe_reciprocal, unit
+from varla.ops.features import Features, unit
 
 
 def directions_reference(
@@ -42,12 +43,3 @@ def penalty_step(A: Tensor, u: Tensor, t: Tensor, settings: DirectionSettings) -
         now = (t % period == 0).to(A.dtype)
         A = A + eta * now[:, None, None, None] * eye_like(A, A.shape[-1])
     return A
-
-
-def write_direction(alpha: Tensor, k_hat: Tensor, gain: str) -> Tensor:
-    """Scale alpha = A k by the chosen gain: to unit length, so that k . alpha = 1, or not at all."""
-    if gain == "unit":
-        return unit(alpha)[0]
-    if gain == "projection":
-        return alpha * safe_reciprocal(dot(k_hat, alpha))
-    return alpha

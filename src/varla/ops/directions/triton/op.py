@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from varla.ops.custom_op import operator, refuse_double_backward
-from varla.ops.directions.chunk import Gain
+from varla.ops.directions.gain import Gain
 from varla.ops.directions.settings import DirectionSettings
 from varla.ops.directions.triton.launch import DirectionLauncher, Kept
 from varla.ops.features import Features

@@ -1,0 +1,46 @@
+"""The gain: how the write direction a is scaled from A k (line 18 of Algorithm 1)."""
+
+from torch import Tensor
+
+from varla.ops.algebra import dot
+from varla.ops.features import safe_reciprocal, unit, unit_backward
+
+
+def write_direction(alpha: Tensor, k_hat: Tensor, gain: str) -> Tensor:
+    """Scale alpha = A k by the chosen gain: to unit length, so that k . alpha = 1, or not at all."""
+    if gain == "unit":
+        return unit(alpha)[0]
+    if gain == "projection":
+        return alpha * safe_reciprocal(dot(k_hat, alpha))
+    return alpha
+
+
+class Gain:
+    """The write direction a from P, row t of which is A_t k_t; see `write_direction`."""
+
+    def __init__(self, kind: str, P: Tensor, K: Tensor):
+        """P, K [M, n, D]."""
+        self.kind, self.K = kind, K
+        if kind == "unit":
+            self.a, self._scale = unit(P)
+        elif kind == "projection":
+            self._scale = safe_reciprocal((K * P).sum(-1, keepdim=True))
+            self.a = P * self._scale
+        else:
+            self.a = P
+
+    @classmethod
+    def of(cls, kind: str, a: Tensor, scale: Tensor, K: Tensor) -> "Gain":
+        """The same from a and what P was multiplied by."""
+        found = cls("raw", a, K)
+        found.kind, found._scale = kind, scale
+        return found
+
+    def backward(self, da: Tensor) -> tuple[Tensor, Tensor | float]:
+        """(dP, what reaches K other than through P)."""
+        if self.kind == "unit":
+            return unit_backward(da, self.a, self._scale), 0.0
+        if self.kind == "projection":
+            along = (da * self.a).sum(-1, keepdim=True)
+            return (da - along * self.K) * self._scale, -along * self.a
+        return da, 0.0
