@@ -7,11 +7,16 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
-LAYOUT = TEXT.split("## Layout")[1].split("## Rules")[0]
-NAMED = {part.removesuffix(".py") for name in re.findall(r"`([\w./]+)`", LAYOUT) for part in name.split("/")}
+LAYOUT = TEXT.split("## Layout")[1].split("## One evening")[0]
+DRAWN = re.findall(r"[\w/]+\.py|\w+/", TEXT.split("### The operators")[1].split("### The way")[0])
+NAMED = {part.removesuffix(".py") for name in [*re.findall(r"`([\w./]+)`", LAYOUT), *DRAWN] for part in name.split("/")}
 
 
-@pytest.mark.parametrize("folder", ["src/varla", "src/varla/ops", "src/varla/ops/chunk", "src/varla/ops/triton"])
+OPS = "src/varla/ops"
+FOLDERS = ["src/varla", OPS, *(f"{OPS}/{name}" for name in ("chunk", "triton", "directions", "memory", "fused"))]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
 def test_every_module_is_in_the_table(folder):
     found = {path.stem for path in (ROOT / folder).iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert found - {"__init__", "__main__"} <= NAMED
@@ -22,6 +27,6 @@ def test_what_the_text_names_is_there():
         assert (ROOT / path).exists(), path
     sources = "\n".join(path.read_text() for path in ROOT.glob("src/varla/**/*.py"))
     modules = {path.stem for path in ROOT.glob("src/varla/**/*.py")}
-    for name in re.findall(r"`([A-Za-z_]+)`", LAYOUT + TEXT.split("## A new mechanism")[1]):
+    for name in re.findall(r"`([A-Za-z_]+)`", LAYOUT + TEXT.split("## What to touch")[1]):
         known = name in modules or re.search(rf"\b{name}\b", sources)
         assert known or name in ("NAME", "NAME_step"), name
