@@ -4,7 +4,6 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -27,7 +26,6 @@ def _no_lapack() -> str | None:
     return "this build of PyTorch has no LAPACK, which the Cholesky factorisations need"
 
 
-@lru_cache(maxsize=1)
 def _no_triton() -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed (pip install triton)"
@@ -43,6 +41,9 @@ def _no_triton() -> str | None:
 # torch.compile takes the answer as it finds it. This is what torch.compiler.assume_constant_result does, without its
 # import of the whole compiler.
 _no_triton.__dict__["_dynamo_marked_constant"] = True
+
+
+_triton_found: list[bool] = []  # not empty once it was: what is installed does not go away
 
 
 def triton_interpreted() -> bool:
@@ -86,9 +87,11 @@ def cannot_launch(like: Tensor, sizes: Mapping[str, int] | None = None, instead:
 
     None if they can.
     """
-    missing: str | None = _no_triton()
-    if missing is not None:
-        return missing
+    if not _triton_found:
+        missing: str | None = _no_triton()
+        if missing is not None:
+            return missing
+        _triton_found.append(True)
     if not like.is_cuda and not triton_interpreted():
         return f"the inputs are on {like.device}, and the kernels run on CUDA GPUs"
     if like.dtype == torch.float64:

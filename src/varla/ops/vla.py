@@ -1,7 +1,7 @@
 """`varla.vla` and `varla.vla_step`: `directions` and `memory` as one operator, Algorithm 1 of the paper."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
@@ -68,20 +68,22 @@ class VLASettings:
 
     def __post_init__(self) -> None:
         """Make both halves, which check every value."""
-        own = [
-            {each.name: getattr(self, each.name) for each in fields(kind) if each.name in self.__dataclass_fields__}
-            for kind in (DirectionSettings, MemorySettings)
-        ]
-        object.__setattr__(self, "halves", (DirectionSettings(**own[0]), MemorySettings(**own[1])))
+        along = {name: getattr(self, name) for name in _ALONG}
+        held = {name: getattr(self, name) for name in _HELD}
+        object.__setattr__(self, "halves", (DirectionSettings(**along), MemorySettings(**held)))
+
+
+# Which of VLA's scalars each half takes. (torch.compile cannot look at the fields of a dataclass.)
+SCALARS = defaults_of(VLASettings)
+_ALONG, _HELD = (
+    [name for name in defaults_of(kind) if name in SCALARS] for kind in (DirectionSettings, MemorySettings)
+)
 
 
 class VLACall(VLAOptions, CallOptions, total=False):
     """The keywords of `varla.vla`, for type checkers."""
 
     initial_state: VLAState | None
-
-
-SCALARS = defaults_of(VLASettings)
 
 
 @overload
