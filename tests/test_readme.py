@@ -1,13 +1,18 @@
-"""The README's numbers are the committed measurements, and its example runs."""
+"""The README's numbers are the committed measurements, its examples run, and Markdown files name files that exist."""
 
 import json
 import re
 from pathlib import Path
 
+import pytest
+
 from varla.runs.outcomes import EXIT_CODES, EXIT_USAGE
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+PAGES = sorted(
+    str(page.relative_to(ROOT)) for where in ("*", "benchmarks/*", "docs/**/*") for page in ROOT.glob(f"{where}.md")
+)
 
 
 def test_numbers_are_those_of_the_committed_benchmark():
@@ -44,3 +49,31 @@ def test_the_examples_run(tmp_path, monkeypatch):
     assert names["y"].shape == (2, 1, 128)
     exec(compile(family, "README.md", "exec"), names)
     assert names["text"].shape == (1, 36)
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link may point to: headings, as GitHub names them, and elements with an id."""
+    text = page.read_text()
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", each).strip().lower().replace(" ", "-") for each in headings} | set(
+        re.findall(r'id="([^"]+)"', text)
+    )
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_resolve(page):
+    here = ROOT / page
+    for target in re.findall(r"\]\(([^)\s]+)\)", here.read_text()):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        found = here.parent / path if path else here
+        assert found.exists(), target
+        assert not anchor or anchor in anchors(found), target
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page == "README.md" or page.startswith("docs/")])
+def test_named_files_exist(page):
+    folders = "benchmarks|configs|docs|examples|reports|reproduction|src|tests"
+    for path in re.findall(rf"(?<![\w./-])((?:{folders})/[\w./-]*[\w/])", (ROOT / page).read_text()):
+        assert (ROOT / path).exists(), path

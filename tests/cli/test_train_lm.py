@@ -29,7 +29,7 @@ def test_mistakes_are_one_line(tmp_path):
     for arguments, message in [
         (["--set", f"data.train={text}"], "--out is needed"),
         (["--out", tmp_path / "run"], "data.train must name text"),
-        ([*good, "--resume", tmp_path / "run"], "--resume goes on with the run's own settings"),
+        ([*good, "--resume", tmp_path / "run"], "--resume uses the run's own settings"),
         (["--resume", tmp_path / "none"], "holds no run"),
         ([*good, "--set", "model.preset=7b"], "unknown preset '7b'"),
         ([*good, "--set", "tokenizer=nowhere"], "tokenizer 'nowhere' is neither"),

@@ -26,11 +26,11 @@ def register(app: typer.Typer) -> None:
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs.", metavar="RUN...")],
     plot: Annotated[
-        Path | None, typer.Option(help="Draw the curves to FILE as well: .html, .png or .svg.", metavar="FILE")
+        Path | None, typer.Option(help="Also draw the curves to FILE: .html, .png or .svg.", metavar="FILE")
     ] = None,
     no_plot: Annotated[bool, typer.Option("--no-plot", help="No curves below the table.")] = False,
     metric: Annotated[
-        str | None, typer.Option(help="What to draw: loss, eval/eval, ...; left out, the first evaluation logged.")
+        str | None, typer.Option(help="What to draw: loss, eval/eval, ... Default: the first evaluation logged.")
     ] = None,
 ) -> None:
     """Compare runs in a table and a plot of their learning curves."""
@@ -57,7 +57,7 @@ def compare(
     except ValueError as error:
         if metric or plot:
             raise
-        say(f"no plot: {error}")  # nobody asked for it: runs that have only begun can be compared, too
+        say(f"no plot: {error}")  # not an error: runs without metrics yet can be compared, too
         return
     if not no_plot:
         draw(text_curves(found, drawn, common, width=console().width))

@@ -1,4 +1,4 @@
-"""What goes wrong, as one red line and an exit code; a traceback only for what nobody foresaw, or when asked for."""
+"""Errors as one red line and an exit code. Only unexpected ones show a traceback, or all with --traceback."""
 
 import errno
 from typing import Any
@@ -30,7 +30,7 @@ class Commands(TyperGroup):
 
 
 def explain(error: Exception) -> tuple[str, int] | None:
-    """(message, exit code) of an error that a person can act on; None for one that is ours to mend."""
+    """(message, exit code) of an error that a person can act on; None for a bug."""
     if isinstance(error, (ValueError, TypeError)):
         return str(error), EXIT_USAGE
     if isinstance(error, OSError) and error.errno != errno.EPIPE:

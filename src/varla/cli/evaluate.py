@@ -38,7 +38,7 @@ def evaluate(
     changed = change(config, settings or ())
     found = checkpoint.latest(training.Run(run).checkpoints)
     if found is None:
-        raise training.RunError(f"{run} holds no checkpoint yet: go on with `varla train --resume {run}`")
+        raise training.RunError(f"{run} holds no checkpoint yet: resume it with `varla train --resume {run}`")
     model = training.build_model(config)
     checkpoint.load_weights(found, model)
     check_fits(model, changed)

@@ -1,4 +1,4 @@
-"""`varla generate`: a trained model goes on with a text."""
+"""`varla generate`: a trained model continues a text."""
 
 import sys
 from collections.abc import Iterator
@@ -31,26 +31,24 @@ def register(app: typer.Typer) -> None:
 def generate(
     model: Model,
     source: Annotated[str | None, typer.Argument(help="-: the prompt is standard input.", metavar="[-]")] = None,
-    prompt: Annotated[str | None, typer.Option(help="Text to go on with.", metavar="TEXT")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Text to continue.", metavar="TEXT")] = None,
     prompt_file: Annotated[
-        Path | None, typer.Option(help="File of text to go on with, of any length.", metavar="FILE")
+        Path | None, typer.Option(help="File of text to continue, of any length.", metavar="FILE")
     ] = None,
-    tokens: Annotated[int, typer.Option(help="How many tokens at the most.")] = 200,
-    temperature: Annotated[float, typer.Option(help="0: always the likeliest token.")] = 1.0,
-    top_k: Annotated[int | None, typer.Option(help="Draw from so many of the likeliest tokens.")] = None,
+    tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 200,
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(help="Sample from this many likeliest tokens.")] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="Draw from the fewest likeliest tokens with this probability together.")
+        float | None, typer.Option(help="Sample from the likeliest tokens that together have this probability.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the draws; left out, another text every time.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the samples. Default: another text every time.")] = None,
     state: Annotated[
-        Path | None, typer.Option(help="Go on from a state that --save-state wrote; the prompt is read after it.")
+        Path | None, typer.Option(help="Continue from a state that --save-state wrote. The prompt follows it.")
     ] = None,
-    save_state: Annotated[
-        Path | None, typer.Option(help="Write the state at the end to this file, to go on from.", metavar="FILE")
-    ] = None,
+    save_state: Annotated[Path | None, typer.Option(help="Write the final state to this file.", metavar="FILE")] = None,
     device: Device = None,
 ) -> None:
-    """Go on with a prompt, token by token, in constant memory; the text goes to standard output as it is made.
+    """Continue a prompt, token by token, in constant memory. The text goes to standard output at once.
 
     The state has read the prompt and what was printed.
     """
@@ -73,7 +71,7 @@ def generate(
         if texts is not None:
             session.feed_text(texts)
             if session.position == before:
-                raise ValueError("the prompt is empty: there is nothing to go on with")
+                raise ValueError("the prompt is empty: there is nothing to continue")
     for text in session.generate_text(tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed):
         typer.echo(text, nl=False)
     if sys.stdout.isatty():

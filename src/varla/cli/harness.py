@@ -16,14 +16,14 @@ def register(app: typer.Typer) -> None:
 
 def harness(
     model: Model,
-    task: Annotated[list[str], typer.Option(help="A task of the harness; may be given several times.", metavar="NAME")],
+    task: Annotated[list[str], typer.Option(help="A task of the harness. May be repeated.", metavar="NAME")],
     include: Annotated[
         Path | None, typer.Option(help="A folder with tasks of your own.", metavar="FOLDER", exists=True)
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Examples of each task.", metavar="N")] = None,
     context: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens at a time, at the most; left out, max_position_embeddings.", metavar="N"),
+        typer.Option(min=1, help="Most tokens at a time. Default: max_position_embeddings.", metavar="N"),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples at a time.", metavar="N")] = 8,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",

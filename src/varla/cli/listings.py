@@ -61,7 +61,7 @@ def models(
     mechanism: Annotated[str, typer.Option(help="The mechanism of all layers.")] = "vla",
     context: Annotated[int, typer.Option(help="Tokens after which the state is measured.")] = 32768,
 ) -> None:
-    """List the presets of varla.models with parameters and state bytes, a softmax cache beside it."""
+    """List the sizes of varla.models: parameters, state bytes, and those of a softmax cache."""
     import torch
 
     from varla.arguments import check_count
@@ -115,7 +115,7 @@ def show_task(
     vocab_size: Annotated[int | None, typer.Option(help="Number of tokens.")] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any setting of the task: power=0.1. May be given many times."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Any setting of the task: power=0.1. May be repeated."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Which sequence to draw.")] = 0,
 ) -> None:

@@ -10,17 +10,13 @@ DEVICES = ("cpu", "cuda")
 
 Settings = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change a setting, by its path: train.lr=1e-3. May be given many times."
-    ),
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting by its path: train.lr=1e-3. May be repeated."),
 ]
 Config = Annotated[
-    Path | None, typer.Argument(help="Settings as YAML; what it leaves out takes the defaults.", metavar="CONFIG")
+    Path | None, typer.Argument(help="Settings as YAML. Missing ones have their defaults.", metavar="CONFIG")
 ]
 Model = Annotated[Path, typer.Argument(help="Folder of a model, with its tokenizer.", metavar="MODEL")]
-Device = Annotated[
-    str | None, typer.Option(help="cpu or cuda; left out, a GPU where there is one.", metavar="cpu|cuda")
-]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda. Default: a GPU if there is one.", metavar="cpu|cuda")]
 
 
 def check_device(name: str | None) -> str | None:
@@ -39,7 +35,7 @@ def check_device(name: str | None) -> str | None:
 def check_resume(resume: Path | None, config: Path | None, settings: list[str] | None, out: Path | None) -> None:
     """Refuse settings beside --resume."""
     if resume is not None and (config or settings or out):
-        raise ValueError("--resume goes on with the run's own settings: leave out CONFIG, --set and --out")
+        raise ValueError("--resume uses the run's own settings: give no CONFIG, --set or --out")
 
 
 def speaks() -> bool:

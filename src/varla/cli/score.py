@@ -27,7 +27,7 @@ def score(
         list[str] | None,
         typer.Option(
             metavar=f"N|{ALL}",
-            help=f"Read the text in windows of N tokens, or as a whole. May be given many times; left out: "
+            help=f"Read the text in windows of N tokens, or as a whole. May be repeated. Default: "
             f"{', '.join(DEFAULT)}.",
         ),
     ] = None,

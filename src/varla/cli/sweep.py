@@ -25,15 +25,13 @@ def sweep(
     grid: Annotated[
         Path, typer.Argument(help="YAML with base: (a run's settings) and grid: (keys with lists).", metavar="GRID")
     ],
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the runs; left out, named after GRID, under runs/.", metavar="FOLDER")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the runs. Default: runs/GRID.", metavar="FOLDER")] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time; left out, one a GPU, or one a core.", metavar="N")
+        int | None, typer.Option(min=1, help="Runs at a time. Default: one per GPU, or one per core.", metavar="N")
     ] = None,
     device: Device = None,
 ) -> None:
-    """Train every combination of a grid; the same command again does only what is missing."""
+    """Train every combination of a grid. Run again, the command makes only the missing runs."""
     from varla.training import sweep as sweeps
 
     check_device(device)

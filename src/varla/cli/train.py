@@ -28,15 +28,13 @@ def train(
     config: Config = None,
     settings: Settings = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the run; left out, named after it, under runs/.", metavar="FOLDER")
+        Path | None, typer.Option(help="Folder of the run. Default: runs/MECHANISM-TASK-SIZE-SEED.", metavar="FOLDER")
     ] = None,
-    resume: Annotated[
-        Path | None, typer.Option(help="Go on with the run in this folder, to the same numbers.", metavar="FOLDER")
-    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.", metavar="FOLDER")] = None,
     device: Device = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")] = False,
 ) -> None:
-    """Train one model on one task; accuracies, checkpoints and a record go to the run's folder."""
+    """Train one model on one task. Accuracies, checkpoints and a record go to the run's folder."""
     from varla import training
     from varla.training.progress import choose
 
@@ -46,7 +44,7 @@ def train(
         chosen = read(config, settings or ())
         folder = out or default_folder(chosen)
         if training.Run(folder).config_file.exists():
-            how = f"go on with `varla train --resume {folder}`, or choose another folder with --out"
+            how = f"resume it with `varla train --resume {folder}`, or choose another folder with --out"
             raise training.RunError(f"{folder} already holds a run: {how}")
     else:
         chosen, folder = training.Run(resume).config(), resume

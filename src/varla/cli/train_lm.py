@@ -28,10 +28,10 @@ def train_lm(
     out: Annotated[Path | None, typer.Option(help="Folder of the run.", metavar="FOLDER")] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(help="Go on with the run in this folder from its newest checkpoint.", metavar="FOLDER"),
+        typer.Option(help="Resume the run in this folder from its newest checkpoint.", metavar="FOLDER"),
     ] = None,
 ) -> None:
-    """Train a language model on text; checkpoints, the model and a record go to the run's folder."""
+    """Train a language model on text. Checkpoints, the model and a record go to the run's folder."""
     from varla.lm.settings import from_dict
     from varla.runs.settings import load, override
 
