@@ -1,7 +1,7 @@
 """`varla.vla` and `varla.vla_step`: `directions` and `memory` as one operator, Algorithm 1 of the paper."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
@@ -45,6 +45,13 @@ class VLAOptions(TypedDict, total=False):
     update_penalty: bool
 
 
+# Which scalars make which half. torch.compile cannot follow dataclasses.fields, so they are listed once, here.
+_HALVES = (
+    tuple(defaults_of(DirectionSettings)),
+    tuple(name for name in defaults_of(MemorySettings) if name in VLAOptions.__annotations__),
+)
+
+
 @dataclass(frozen=True)
 class VLASettings:
     """The scalars of VLA, declared once: the function, the step, the layer and the configurations read them here.
@@ -68,11 +75,8 @@ class VLASettings:
 
     def __post_init__(self) -> None:
         """Make both halves, which check every value."""
-        own = [
-            {each.name: getattr(self, each.name) for each in fields(kind) if each.name in self.__dataclass_fields__}
-            for kind in (DirectionSettings, MemorySettings)
-        ]
-        object.__setattr__(self, "halves", (DirectionSettings(**own[0]), MemorySettings(**own[1])))
+        along, held = ({name: getattr(self, name) for name in names} for names in _HALVES)
+        object.__setattr__(self, "halves", (DirectionSettings(**along), MemorySettings(**held)))
 
 
 class VLACall(VLAOptions, CallOptions, total=False):
