@@ -28,7 +28,7 @@ def _no_lapack() -> str | None:
 
 
 @lru_cache(maxsize=1)
-def _no_triton() -> str | None:
+def _look_for_triton() -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed (pip install triton)"
     if triton_interpreted():
@@ -40,8 +40,12 @@ def _no_triton() -> str | None:
     return None
 
 
+def _no_triton() -> str | None:
+    return _look_for_triton()
+
+
 # torch.compile takes the answer as it finds it. This is what torch.compiler.assume_constant_result does, without its
-# import of the whole compiler.
+# import of the whole compiler. The mark has no effect on a cached function: torch.compile traces what is inside.
 _no_triton.__dict__["_dynamo_marked_constant"] = True
 
 
