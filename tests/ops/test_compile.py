@@ -46,6 +46,20 @@ def test_fullgraph_compile_with_state_and_packing():
         compiled(*inputs, state, torch.tensor([0, 40, 20, 67]))
 
 
+@pytest.mark.filterwarnings("error:Dynamo detected a call to a `functools.lru_cache`")
+def test_compiling_traces_no_cached_function():
+    """It would trace what is inside, at every call: a look for Triton and for a GPU."""
+    torch._dynamo.utils.warn_once_cache.clear()
+    torch.compiler.reset()
+    q, k, v, u = vla_inputs(9)
+
+    def model(q, k, v, u):
+        o, _ = varla.vla_step(q[:, 0], k[:, 0], v[:, 0], u[:, 0])
+        return varla.vla(q, k, v, u) + varla.memory(q, k, v, varla.directions(k, u)) + o[:, None]
+
+    torch.compile(model, fullgraph=True, backend="eager")(q, k, v, u)
+
+
 def test_a_new_length_does_not_recompile_once_dynamic():
     torch.compiler.reset()
     counter = torch._dynamo.testing.CompileCounter()
