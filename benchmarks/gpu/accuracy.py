@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import varla
-from benchmarks.gpu.record import Found, Options, Row, text_of
+from benchmarks.gpu.record import Findings, Options, Row, text_of
 
 BOUNDS: dict[str, float | None] = {"float32": 2e-5, "bfloat16": 1e-2, "float16": None}
 OVER = "over the bound; with inputs half a unit off, in float64; and by the chunk form in float32, on the CPU"
@@ -179,7 +179,7 @@ def check_group(group: Sequence[tuple[Case, str, int]]) -> list[Row]:
     return [check_case(*job) for job in group]
 
 
-def run(found: Found, options: Options) -> None:
+def run(found: Findings, options: Options) -> None:
     """Every case in every type, cases that share kernels in one process: the host compiles them side by side."""
     groups: dict[tuple[Any, ...], list[tuple[Case, str, int]]] = {}
     for seed, case in enumerate(cases(options.quick)):
@@ -198,7 +198,7 @@ def run(found: Found, options: Options) -> None:
         judge(found, [row for group in ordered for row in check_group(group)])
 
 
-def judge(found: Found, rows: list[Row]) -> None:
+def judge(found: Findings, rows: list[Row]) -> None:
     found.details += rows
     found.tables = {"relative error by norm against float64, worst of each type": worst(found.details)}
     if excess := over(found.details):
@@ -236,7 +236,7 @@ def worst(rows: list[Row]) -> list[Row]:
 
 
 def goals(rows: list[Row]) -> list[Row]:
-    found = Found()
+    found = Findings()
     for line in worst(rows):
         bound = BOUNDS[line["type"]]
         for what in ("outputs", "gradients") if bound is not None else ():

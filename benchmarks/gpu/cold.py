@@ -8,7 +8,7 @@ import tempfile
 import time
 
 from benchmarks.gpu import ROOT
-from benchmarks.gpu.record import Found, Options, Row
+from benchmarks.gpu.record import Findings, Options, Row
 
 # Imports no more than a user would, so that the seconds are theirs.
 COLD = """
@@ -37,7 +37,7 @@ print(json.dumps({"marks": [b - a for a, b in zip(marks, marks[1:])], "files": k
 """
 
 
-def run(found: Found, options: Options) -> None:
+def run(found: Findings, options: Options) -> None:
     """Fresh processes with an empty compile cache."""
     for D in (64,) if options.quick else (64, 128):
         with tempfile.TemporaryDirectory() as folder:
@@ -55,7 +55,7 @@ def run(found: Found, options: Options) -> None:
         found.keep()
 
 
-def judge(found: Found, D: int, values: Row) -> None:
+def judge(found: Findings, D: int, values: Row) -> None:
     imports, first, more = values["marks"]
     new = {shape: count for shape, count in values["new"].items() if count}
     found.add(

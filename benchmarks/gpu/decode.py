@@ -6,10 +6,10 @@ import torch
 
 import varla
 from benchmarks.gpu import forms, timing
-from benchmarks.gpu.record import Found, Options
+from benchmarks.gpu.record import Findings, Options
 
 
-def run(found: Found, options: Options) -> None:
+def run(found: Findings, options: Options) -> None:
     """One token for a batch of states: S and A are read and written once each, whatever the position."""
     if "inplace" not in inspect.signature(varla.vla_step).parameters:
         found.notes.append("not measured: varla.vla_step has no `inplace`")

@@ -10,16 +10,16 @@ from torch import Tensor
 
 import varla
 from benchmarks.gpu import forms, timing
-from benchmarks.gpu.record import Found, Options, Row, cell, text_of
+from benchmarks.gpu.record import Findings, Options, Row, cell, text_of
 
 
-def run(found: Found, options: Options) -> None:
+def run(found: Findings, options: Options) -> None:
     loop(found, options)
     found.keep()
     crossings(found, options)
 
 
-def loop(found: Found, options: Options) -> None:
+def loop(found: Findings, options: Options) -> None:
     B, T, heads, D = 1, 64 if options.quick else 4096, 4, 32
     title = f"float32, B={B} T={T} H={heads} D={D}: the kernels against the reference loop, which runs once"
     sequential = sequential_kernel(found)
@@ -38,7 +38,7 @@ def loop(found: Found, options: Options) -> None:
                 found.add(title, form=f"sequential, {form}", **row)
 
 
-def crossings(found: Found, options: Options) -> None:
+def crossings(found: Findings, options: Options) -> None:
     title = f"forward ms, bf16, B=1 H={forms.HEADS} D=128"
     lengths = [1024 << i for i in range(2 if options.quick else 7)]
     times: dict[str, list[float]] = {}
@@ -86,7 +86,7 @@ def crossover(lengths: Sequence[int], ours: Sequence[float], theirs: Sequence[fl
     return float(lengths[last] * (lengths[last + 1] / lengths[last]) ** part)
 
 
-def sequential_kernel(found: Found) -> Callable[[list[Tensor], int | None], Callable[[], object]] | None:
+def sequential_kernel(found: Findings) -> Callable[[list[Tensor], int | None], Callable[[], object]] | None:
     """The paper's fused kernel as (inputs, refresh period) -> a call, where there is one."""
     try:
         kernel = import_module("reproduction.sequential").vla_sequential

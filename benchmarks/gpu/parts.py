@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu import forms, timing
-from benchmarks.gpu.record import Found, Options
+from benchmarks.gpu.record import Findings, Options
 from varla.training.graph import Graphed
 
 SIZE = (32, 2048, 8, 64)  # B, T, heads, D: a step of the 30M language models
@@ -17,7 +17,7 @@ WIDE = 3  # times the width: between SwiGLU's matrices
 Call = Callable[..., Any]
 
 
-def run(found: Found, options: Options) -> None:
+def run(found: Findings, options: Options) -> None:
     """Each forward, and with the backward, in CUDA graphs: launched one by one, the host would be measured."""
     copy = timing.copy_rate(options.repeats)
     B, T, heads, D = SIZE

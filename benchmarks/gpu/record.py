@@ -22,7 +22,7 @@ class Options:
 
 
 @dataclass
-class Found:
+class Findings:
     """What a section measured so far. `keep` saves it, so that a stop loses no more than what is under way."""
 
     tables: dict[str, list[Row]] = field(default_factory=dict)
@@ -55,7 +55,7 @@ def cell(value: Any) -> str:
     return "-" if value is None else str(value)[:80]
 
 
-def render(name: str, found: Found) -> str:
+def render(name: str, found: Findings) -> str:
     """Everything for the terminal."""
     parts = [f"== {name} ({found.seconds:.0f} s)"]
     for title, rows in {**found.tables, "goals": found.goals}.items():
@@ -68,7 +68,7 @@ def render(name: str, found: Found) -> str:
     return "\n\n".join(parts)
 
 
-def save(name: str, found: Found, order: Sequence[str]) -> None:
+def save(name: str, found: Findings, order: Sequence[str]) -> None:
     """Put a section into gpu.json beside those already there, all of them in `order`."""
     path = measure.RESULTS / "gpu.json"
     before: Row = json.loads(path.read_text())["sections"] if path.exists() else {}

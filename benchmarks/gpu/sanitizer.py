@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from benchmarks.gpu import ROOT
-from benchmarks.gpu.record import Found, Options
+from benchmarks.gpu.record import Findings, Options
 
 LIMIT = 240.0  # seconds
 DIRECTLY = (  # kernels that no launcher launches
@@ -82,7 +82,7 @@ def launched() -> set[str]:
     return {"running_sum"} | set(re.findall(r"self\.launch\(\s*(?:inverse|walk|kernels)\.(\w+)", text))
 
 
-def run(found: Found, options: Options) -> None:
+def run(found: Findings, options: Options) -> None:
     """The calls alone first, so that nothing is compiled under the tool."""
     if shutil.which("compute-sanitizer") is None:
         found.notes.append("not run: there is no compute-sanitizer here")

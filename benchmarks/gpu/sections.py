@@ -7,10 +7,10 @@ import torch
 
 import varla
 from benchmarks.gpu import accuracy, cold, decode, linear, paper, parts, sanitizer, speed
-from benchmarks.gpu.record import Found, Options, save, text_of
+from benchmarks.gpu.record import Findings, Options, save, text_of
 
 # The peers' section last: see `speed.run`.
-SECTIONS: dict[str, Callable[[Found, Options], None]] = {
+SECTIONS: dict[str, Callable[[Findings, Options], None]] = {
     "accuracy": accuracy.run,
     "paper": paper.run,
     "decode": decode.run,
@@ -32,9 +32,9 @@ def refusal(name: str, quick: bool) -> str | None:
     return reason
 
 
-def run(name: str, options: Options) -> Found:
+def run(name: str, options: Options) -> Findings:
     """One section. Whatever goes wrong in it is recorded, and the others go on."""
-    found = Found()
+    found = Findings()
     start = time.perf_counter()
 
     def keep() -> None:

@@ -5,7 +5,7 @@ import sys
 import torch
 
 from benchmarks.gpu import forms, timing
-from benchmarks.gpu.record import Found, Options, Row, text_of
+from benchmarks.gpu.record import Findings, Options, Row, text_of
 
 FORWARD, BOTH, PEAK = "forward ms", "both ms", "beyond inputs MB"
 
@@ -18,7 +18,7 @@ SPEED: dict[tuple[int, int, int], tuple[tuple[float, float], tuple[float, float]
 PEAK_LIMIT = ((128, 8, 4096), 2100.0)  # MB beyond the inputs and the outputs' gradient: DeltaNet takes 2117
 
 
-def run(found: Found, options: Options) -> None:
+def run(found: Findings, options: Options) -> None:
     """Every form at every shape; the peers last, since one of them may take the device down with it."""
     title = f"bf16, H={forms.HEADS}; peak of forward+backward, with the inputs and beyond them"
     forms.see_peers(options.peers)
@@ -77,7 +77,7 @@ def ratio(x: float | None, y: float | None) -> float | None:
 def goals(rows: list[Row]) -> list[Row]:
     """The milliseconds to reach, twice as many with refresh at B=8, and the peers of the same run."""
     by = {(row["shape"], row["form"]): row for row in rows}
-    found = Found()
+    found = Findings()
     for (D, B, T), limits in SPEED.items():
         shape = shape_name(D, B, T)
         for form, period in forms.VARLA.items():

@@ -1,4 +1,4 @@
-"""The mathematics: every mechanism as a function of tensors, in several exact forms behind one contract."""
+"""The operators: every mechanism as a function of tensors. Each has several exact forms with one interface."""
 
 from varla.ops.backends import Backend, backends
 from varla.ops.decayed_delta_rule import decayed_delta_rule, decayed_delta_rule_step

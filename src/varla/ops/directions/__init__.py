@@ -1,4 +1,4 @@
-"""`varla.directions`: along which directions a memory is written, from keys, penalty directions and the state A.
+"""`varla.directions`: the write directions a, from keys k, penalty directions u and the state A.
 
 lambda <- lambda + u u^T,   A = lambda^-1       by Sherman-Morrison, |u| set to `penalty_scale`
 A <- A + eta I                                  every `refresh_every` tokens
@@ -16,7 +16,18 @@ from varla.ops.chunk.op import ChunkOperator
 from varla.ops.directions.chunk import DirectionCell
 from varla.ops.directions.reference import directions_reference
 from varla.ops.directions.settings import DirectionOptions, DirectionSettings
-from varla.ops.dispatch import CALL, CallOptions, Held, Mechanism, Result, accepts, defaults_of, run, settings_of, split
+from varla.ops.dispatch import (
+    CALL,
+    CallOptions,
+    Mechanism,
+    Result,
+    StateTensors,
+    accepts,
+    defaults_of,
+    run,
+    settings_of,
+    split,
+)
 from varla.ops.state import DirectionState
 
 
@@ -41,23 +52,19 @@ def directions(
 def directions(
     k: Tensor, u: Tensor, *, return_state: bool = False, **options: Unpack[DirectionCall]
 ) -> Tensor | tuple[Tensor, DirectionState]:
-    """The write directions of VLA: lines 8 to 18 of Algorithm 1, exactly, in the form of your choice.
+    """The write directions of VLA: lines 8 to 18 of Algorithm 1. Every backend computes them exactly.
 
-    `varla.memory` writes along them; the two together are `varla.vla`, which is faster.
+    `varla.memory` writes along them. `varla.vla` computes both in one call, and faster.
 
     Args:
         k: keys [B, T, H, D], raw: feature map and normalisation are applied inside.
-        u: penalty directions [B, T, H, D], raw: normalised inside. A zero u leaves A alone.
-        initial_state: where to go on from; with packed sequences, one row for each.
-        return_state: also return the state after the last token.
-        cu_seqlens: [N + 1] offsets that pack N sequences into B = 1; each behaves as if it were alone.
-        backend: "reference", "chunk", "triton" or "auto"; see `varla.backends()`.
-        chunk_size: tokens in a chunk, for backend "chunk". None: chosen by D. Any value gives the same result.
+        u: penalty directions [B, T, H, D], raw: normalised inside. A zero u does not change A.
+        initial_state, return_state, cu_seqlens, backend, chunk_size: as for `varla.vla`.
         options: lambda0, refresh_every, refresh, gain, feature_map, penalty_scale, normalize_key and update_penalty, as
             for `varla.vla`.
 
     Returns:
-        a [B, T, H, D] in the inputs' type, or (a, DirectionState) with `return_state`.
+        a [B, T, H, D] in the inputs' dtype, or (a, DirectionState) with `return_state`.
     """
     call, own = split(options, SCALARS)
     settings = settings_of(DirectionSettings, own)
@@ -65,7 +72,7 @@ def directions(
     return run(_DIRECTIONS, (k, u), sizes, (settings,), return_state, **call)
 
 
-def _reference(inputs: Sequence[Any], held: Held, t: Tensor, settings: DirectionSettings) -> Result:
+def _reference(inputs: Sequence[Any], held: StateTensors, t: Tensor, settings: DirectionSettings) -> Result:
     (k, u), (A,) = inputs, held
     a, A = directions_reference(k, u, A, t, settings)
     return a, [A]
@@ -79,7 +86,7 @@ def _initial(
 
 
 def _kernels(
-    inputs: Sequence[Any], held: Held, t: Tensor, cu_seqlens: Tensor | None, settings: Sequence[Any], keep: bool
+    inputs: Sequence[Any], held: StateTensors, t: Tensor, cu_seqlens: Tensor | None, settings: Sequence[Any], keep: bool
 ) -> Result:
     from varla.ops.directions.triton.op import directions_triton
 
