@@ -1,4 +1,4 @@
-"""Section `cold`: how long a first call takes with nothing compiled, and whether other shapes compile again."""
+"""Section `cold`: the time of the first call with an empty compile cache, and whether other shapes compile again."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import time
 from benchmarks.gpu import ROOT
 from benchmarks.gpu.record import Findings, Options, Row
 
-# Imports no more than a user would, so that the seconds are theirs.
+# It imports only what a user would import, so that a user sees the same time.
 COLD = """
 import sys, time
 started, D = float(sys.argv[1]), int(sys.argv[2])
@@ -38,7 +38,7 @@ print(json.dumps({"marks": [b - a for a, b in zip(marks, marks[1:])], "files": k
 
 
 def run(found: Findings, options: Options) -> None:
-    """Fresh processes with an empty compile cache."""
+    """Measure in new processes with an empty compile cache."""
     for D in (64,) if options.quick else (64, 128):
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, "-c", COLD, str(time.time()), str(D)]

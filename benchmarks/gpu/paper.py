@@ -1,4 +1,4 @@
-"""Section `paper`: what the paper claims, a speed-up over the loop and the length from which softmax is slower."""
+"""Section `paper`: the paper's claims: a speed-up over the loop, and the length from which softmax is slower."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ def crossings(found: Findings, options: Options) -> None:
                 try:
                     period = forms.VARLA[form]
                     row[f"sequential, {form}"] = timing.timed(sequential(x.tensors, period), options.repeats).ms
-                except Exception as error:  # the chunk form is measured all the same
+                except Exception as error:  # the other forms are still measured
                     found.notes.append(f"sequential, {form}, T={T}: {text_of(error)}")
                     sequential = None
         found.add(title, **row)
@@ -72,9 +72,9 @@ def crossings(found: Findings, options: Options) -> None:
 
 
 def crossover(lengths: Sequence[int], ours: Sequence[float], theirs: Sequence[float]) -> float | None:
-    """The length from which on ours stay quicker, between two measured ones on logarithmic scales. None: nowhere.
+    """The length from which `ours` stays faster, interpolated between measured lengths on logarithmic scales.
 
-    The shortest length measured, if they are quicker from there on.
+    None if it is never faster; the shortest measured length if it always is.
     """
     gaps = [math.log(a / b) for a, b in zip(ours, theirs, strict=True)]
     if gaps[-1] >= 0:
@@ -87,7 +87,7 @@ def crossover(lengths: Sequence[int], ours: Sequence[float], theirs: Sequence[fl
 
 
 def sequential_kernel(found: Findings) -> Callable[[list[Tensor], int | None], Callable[[], object]] | None:
-    """The paper's fused kernel as (inputs, refresh period) -> a call, where there is one."""
+    """The paper's fused kernel, as a function (inputs, refresh period) -> call; None if it cannot be imported."""
     try:
         kernel = import_module("reproduction.sequential").vla_sequential
     except (ImportError, AttributeError) as error:

@@ -142,7 +142,7 @@ def factor_all(U: Tensor, A0: Tensor, refresh: Refresh | None) -> Factor:
 
 
 def _refuse_indefinite(gram: Tensor, info: Tensor) -> None:
-    """Raise if a factorisation failed on finite numbers. NaN or inf in a row only spreads in that row, without error."""
+    """Raise if a factorisation failed on finite numbers. NaN or inf only spreads in its own row, without an error."""
     finite = torch.isfinite(gram).flatten(1).all(1)
     if (finite & (info != 0)).any():
         raise torch.linalg.LinAlgError(  # type: ignore[attr-defined]

@@ -18,9 +18,7 @@ from varla.ops.triton.launcher import Launcher
 from varla.ops.triton.plan import CHUNK, GRADIENT_SPAN, parts
 
 INT32_MAX = 2**31 - 1
-FEW_HEADS = (
-    48  # heads of all sequences. With more, one program for each head fills the GPU: spans in parallel gain none
-)
+FEW_HEADS = 48  # heads of all sequences together. With more, walking each sequence from its beginning is as fast
 
 
 class Kept(NamedTuple):

@@ -322,7 +322,7 @@ def finish(
         store_rows(dP, da, at * CHUNK, count, 0, 1, d, D, CHUNK)
     else:
         store_rows(dP, da, token, count, head, H, d, D, CHUNK)
-    # The tiles are loaded again, because registers cannot hold them together with da.
+    # The tiles are loaded again: keeping them beside da would spill registers.
     written = rows(a, token, count, head, H, d, D, CHUNK)
     if ERROR:
         dK = dot(Y, operand(written, DOT), DOT, dK)

@@ -55,7 +55,7 @@ def recurrent_forward(
     BV: tl.constexpr, EVERY: tl.constexpr, GATE: tl.constexpr, BETA: tl.constexpr, ERROR: tl.constexpr,
     KEEP: tl.constexpr,
 ):  # fmt: skip
-    """BV rows of one head of one sequence. `bounds` [sequences + 1]: offsets of the sequences in q, k [tokens, H, D]."""
+    """BV rows of one head of one sequence. `bounds` [sequences + 1]: offsets of sequences in q, k [tokens, H, D]."""
     index = tl.program_id(0)
     sequence, head = index // H, index % H
     d, r = tl.arange(0, BD), tl.program_id(1) * BV + tl.arange(0, BV)
