@@ -19,9 +19,9 @@ from varla.ops.state import StateT, check_inplace, check_state
 # Below this many tokens the loop is faster than the chunk form, which has a fixed cost (python -m benchmarks.cpu).
 LOOP_TOKENS = 4
 
-StateTensors = list[Any]  # the tensors of a state, without the token count; None for those a mechanism does not keep
+Held = list[Any]  # the tensors of a state, without the token count; None for those a mechanism does not keep
 Inputs = Sequence[Any]  # tensors, or None for an optional input that was not given
-Result = tuple[Tensor, StateTensors]
+Result = tuple[Tensor, Held]
 Settings = TypeVar("Settings")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -132,7 +132,7 @@ def run(
     form = choose(mechanism, backend, chunk_size, sizes, first)
     state = begin(mechanism, "initial_state", initial_state, {**sizes, "B": rows}, settings, first)
     tensors = list(state.tensors().values())
-    held: StateTensors = tensors[:-1]
+    held: Held = tensors[:-1]
     t, count = tensors[-1], len(held)
     held += [None] * (len(mechanism.chunk.state) - count)  # what this mechanism does not keep
     if form == "reference":
@@ -183,7 +183,7 @@ def run_step(
         return mechanism.decode(inputs, after, settings), after
     tokens = [None if x is None else x[:, None] for x in inputs]
     tensors = list(before.tensors().values())
-    held: StateTensors = tensors[:-1]
+    held: Held = tensors[:-1]
     t, count = tensors[-1], len(held)
     held += [None] * (len(mechanism.chunk.state) - count)
     o, held = _run_reference(mechanism, tokens, held, t, None, settings)
@@ -264,7 +264,7 @@ def begin(
 def _run_reference(
     mechanism: Mechanism[StateT],
     inputs: Inputs,
-    held: StateTensors,
+    held: Held,
     t: Tensor,
     cu_seqlens: Tensor | None,
     settings: Sequence[Any],
@@ -288,9 +288,7 @@ def _run_reference(
     return torch.cat(outputs, 1).to(like.dtype), joined
 
 
-def _run_row(
-    mechanism: Mechanism[StateT], inputs: Inputs, held: StateTensors, t: Tensor, settings: Sequence[Any]
-) -> Result:
+def _run_row(mechanism: Mechanism[StateT], inputs: Inputs, held: Held, t: Tensor, settings: Sequence[Any]) -> Result:
     like = inputs[mechanism.chunk.output_like]
     if like.shape[1] == 0:
         return like.clone(), held

@@ -13,9 +13,9 @@ from varla.ops.directions.settings import DirectionSettings
 from varla.ops.dispatch import (
     CALL,
     CallOptions,
+    Held,
     Mechanism,
     Result,
-    StateTensors,
     accepts,
     defaults_of,
     refuse_option,
@@ -179,7 +179,7 @@ def _initial(sizes: Mapping[str, int], settings: Sequence[Any], dtype: torch.dty
 
 
 def _reference(
-    inputs: Sequence[Any], held: StateTensors, t: Tensor, along: DirectionSettings, settings: MemorySettings
+    inputs: Sequence[Any], held: Held, t: Tensor, along: DirectionSettings, settings: MemorySettings
 ) -> Result:
     """Algorithm 1: the loop of `directions`, then that of `memory`."""
     q, k, v, u = inputs
@@ -190,7 +190,7 @@ def _reference(
 
 
 def _kernels(
-    inputs: Sequence[Any], held: StateTensors, t: Tensor, cu_seqlens: Tensor | None, settings: Sequence[Any], keep: bool
+    inputs: Sequence[Any], held: Held, t: Tensor, cu_seqlens: Tensor | None, settings: Sequence[Any], keep: bool
 ) -> Result:
     from varla.ops.fused.triton.op import vla_triton
 

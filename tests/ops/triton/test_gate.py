@@ -56,7 +56,9 @@ def test_inputs_in_any_memory_order() -> None:
 
 
 def test_what_is_not_alike_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"g and x must be alike, got \[2, 3\] torch.float32 and \[3\]"):
+    with pytest.raises(
+        ValueError, match=r"g and x must have one shape and dtype, got \[2, 3\] torch.float32 and \[3\]"
+    ):
         gate(torch.zeros(2, 3, device=DEVICE), torch.zeros(3, device=DEVICE))
 
 

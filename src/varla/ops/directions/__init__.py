@@ -16,18 +16,7 @@ from varla.ops.chunk.op import ChunkOperator
 from varla.ops.directions.chunk import DirectionCell
 from varla.ops.directions.reference import directions_reference
 from varla.ops.directions.settings import DirectionOptions, DirectionSettings
-from varla.ops.dispatch import (
-    CALL,
-    CallOptions,
-    Mechanism,
-    Result,
-    StateTensors,
-    accepts,
-    defaults_of,
-    run,
-    settings_of,
-    split,
-)
+from varla.ops.dispatch import CALL, CallOptions, Held, Mechanism, Result, accepts, defaults_of, run, settings_of, split
 from varla.ops.state import DirectionState
 
 
@@ -72,7 +61,7 @@ def directions(
     return run(_DIRECTIONS, (k, u), sizes, (settings,), return_state, **call)
 
 
-def _reference(inputs: Sequence[Any], held: StateTensors, t: Tensor, settings: DirectionSettings) -> Result:
+def _reference(inputs: Sequence[Any], held: Held, t: Tensor, settings: DirectionSettings) -> Result:
     (k, u), (A,) = inputs, held
     a, A = directions_reference(k, u, A, t, settings)
     return a, [A]
@@ -86,7 +75,7 @@ def _initial(
 
 
 def _kernels(
-    inputs: Sequence[Any], held: StateTensors, t: Tensor, cu_seqlens: Tensor | None, settings: Sequence[Any], keep: bool
+    inputs: Sequence[Any], held: Held, t: Tensor, cu_seqlens: Tensor | None, settings: Sequence[Any], keep: bool
 ) -> Result:
     from varla.ops.directions.triton.op import directions_triton
 

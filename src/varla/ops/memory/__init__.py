@@ -12,18 +12,7 @@ from torch import Tensor
 
 from varla.ops.checks import check_inputs
 from varla.ops.chunk.op import ChunkOperator
-from varla.ops.dispatch import (
-    CALL,
-    CallOptions,
-    Mechanism,
-    Result,
-    StateTensors,
-    accepts,
-    defaults_of,
-    run,
-    settings_of,
-    split,
-)
+from varla.ops.dispatch import CALL, CallOptions, Held, Mechanism, Result, accepts, defaults_of, run, settings_of, split
 from varla.ops.memory.chunk import MemoryCell
 from varla.ops.memory.reference import memory_reference
 from varla.ops.memory.settings import MemoryOptions, MemorySettings
@@ -99,7 +88,7 @@ def memory(
     return run(_MEMORY, inputs, sizes, (settings,), return_state, **call)
 
 
-def reference_form(inputs: Sequence[Any], held: StateTensors, t: Tensor, settings: MemorySettings) -> Result:
+def reference_form(inputs: Sequence[Any], held: Held, t: Tensor, settings: MemorySettings) -> Result:
     """The loop, with the arguments of dispatch.Mechanism.reference."""
     q, k, v, a, beta, log_gate = inputs
     S, z = held
@@ -108,7 +97,7 @@ def reference_form(inputs: Sequence[Any], held: StateTensors, t: Tensor, setting
 
 
 def kernel_form(
-    inputs: Sequence[Any], held: StateTensors, t: Tensor, cu_seqlens: Tensor | None, settings: Sequence[Any], keep: bool
+    inputs: Sequence[Any], held: Held, t: Tensor, cu_seqlens: Tensor | None, settings: Sequence[Any], keep: bool
 ) -> Result:
     """The kernels, with the arguments of dispatch.Mechanism.kernels."""
     from varla.ops.memory.triton.op import memory_kernels

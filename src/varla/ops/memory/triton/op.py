@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from varla.ops.custom_op import operator, refuse_double_backward
-from varla.ops.dispatch import Result, StateTensors
+from varla.ops.dispatch import Held, Result
 from varla.ops.features import feature
 from varla.ops.memory.settings import MemorySettings
 from varla.ops.memory.triton.launch import Kept, MemoryLauncher, Tokens
@@ -31,7 +31,7 @@ RECURRENT_TOKENS = 64
 
 
 def memory_kernels(
-    inputs: Sequence[Any], held: StateTensors, cu_seqlens: Tensor | None, settings: MemorySettings, keep: bool
+    inputs: Sequence[Any], held: Held, cu_seqlens: Tensor | None, settings: MemorySettings, keep: bool
 ) -> Result:
     """Run the chunk or the recurrent kernels; see dispatch.Mechanism. Inputs q, k, v, a, beta, log_gate; state S, z."""
     q, k, v, a, beta, log_gate = inputs
