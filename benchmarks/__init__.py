@@ -1,1 +1,1 @@
-"""Measurements: one module or package a command, results as JSON under results/."""
+"""Measurements. Each module or package is a command; results are JSON files in results/."""

@@ -1,6 +1,6 @@
 """Speed and memory of the CPU forms: `python -m benchmarks.cpu` prints tables and writes benchmarks/results/cpu.json.
 
-Times are medians of interleaved calls; what is claimed are the ratios within one run. Goals are printed beside them.
+Times are medians of interleaved calls; compare only ratios within one run. The goals are printed beside them.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def inputs(T: int, d: int = D) -> list[Tensor]:
 
 
 def softmax(q: Tensor, k: Tensor, v: Tensor, u: Tensor) -> Tensor:
-    """Causal softmax attention, in the layout it likes best: [B, H, T, D] contiguous."""
+    """Causal softmax attention, in its fastest layout: [B, H, T, D] contiguous."""
     return scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
@@ -76,7 +76,7 @@ def transposed(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def against_the_loop(T: int, rounds: int) -> dict[str, Any]:
-    """The chunk form beside the reference loop and softmax attention, in one run."""
+    """Times of the chunk form, the reference loop and softmax attention, in one run."""
     forms: Forms = {
         "reference": reference,
         "chunk": chunk,
@@ -104,7 +104,7 @@ def against_the_loop(T: int, rounds: int) -> dict[str, Any]:
 
 
 def scaling(lengths: list[int], rounds: int) -> list[dict[str, Any]]:
-    """Time per token and ratio to softmax attention as T grows."""
+    """Time per token, and its ratio to softmax attention, for growing T."""
     rows = []
     for T in lengths:
         x = inputs(T)
@@ -129,7 +129,7 @@ def scaling(lengths: list[int], rounds: int) -> list[dict[str, Any]]:
 
 
 def memory(shapes: list[tuple[int, int]]) -> list[dict[str, Any]]:
-    """Peak memory of forward+backward beyond the inputs; less the chunk states, in units of the inputs' bytes."""
+    """Peak memory of forward+backward beyond the inputs; also without the chunk states, over the inputs' size."""
     rows = []
     for T, d in shapes:
         x = inputs(T, d)
@@ -152,7 +152,7 @@ def memory(shapes: list[tuple[int, int]]) -> list[dict[str, Any]]:
 
 
 def short(lengths: list[int], rounds: int) -> list[dict[str, Any]]:
-    """Where the loop is quicker than setting a chunk up: what `auto` is decided by."""
+    """Up to which length the loop is faster than the chunk form. `dispatch.LOOP_TOKENS` follows from it."""
     rows = []
     for T in lengths:
         x = inputs(T)

@@ -1,4 +1,4 @@
-"""How benchmarks measure: interleaved medians for time, allocator events for memory, and the record of a run."""
+"""How benchmarks measure time (interleaved medians) and memory (allocator events), and how they record a run."""
 
 import json
 import statistics
@@ -17,8 +17,8 @@ RESULTS = Path(__file__).parent / "results"
 def medians(functions: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Median seconds of each function, called in turn `rounds` times after one warm-up.
 
-    Calls are interleaved, so that a machine that speeds up or slows down does so for all of them alike: only ratios
-    within one call of this function mean anything on a shared machine.
+    Calls are interleaved, so that changes in the machine's speed affect all functions alike. On a shared machine, only
+    ratios within one call of `medians` are meaningful.
     """
     for function in functions.values():
         function()
@@ -32,11 +32,11 @@ def medians(functions: Mapping[str, Callable[[], object]], rounds: int) -> dict[
 
 
 def peak_bytes(function: Callable[[], object]) -> int:
-    """The most CPU tensor memory alive at any moment of a call beyond what was alive before it.
+    """Peak CPU tensor memory of a call, beyond what was allocated before it.
 
-    Summed from the allocator's own events, so it repeats to the byte, unlike the process's resident size.
+    It is summed from the allocator's events, so it repeats to the byte, unlike the resident size of the process.
     """
-    function()  # not the first call's caches
+    function()  # fills caches, which are not to be counted
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         kept = function()
     kineto = profiler.profiler.kineto_results if profiler.profiler else None
@@ -52,16 +52,16 @@ def peak_bytes(function: Callable[[], object]) -> int:
 
 
 def peak_resident() -> int:
-    """The most memory, in bytes, that this process ever had resident. Linux only.
+    """Peak resident memory of this process, in bytes. Linux only.
 
-    Not `resource.getrusage`: a process begins there with the peak of the one that started it.
+    We do not use `resource.getrusage`: its value begins with the peak of the parent process.
     """
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
 def write(name: str, results: Mapping[str, Any]) -> Path:
-    """Write results with the machine they were measured on to benchmarks/results/NAME.json."""
+    """Write results, and a description of the machine, to benchmarks/results/NAME.json."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps({"machine": environment.describe(), **results}, indent=2) + "\n")
@@ -69,7 +69,7 @@ def write(name: str, results: Mapping[str, Any]) -> Path:
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    """Columns padded to their widest cell; the first to the left, the others to the right."""
+    """A table as text: the first column is aligned left, the others right."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     lines = []
     for row in [header, ["-" * width for width in widths], *rows]:

@@ -1,8 +1,8 @@
 """A million tokens through a small model on the CPU: `python -m benchmarks.streaming` writes results/streaming.json.
 
-Memory and time per token of reading and of decoding after so many tokens, softmax attention beside it as far as it
-goes; and the peak memory of scoring files of so many tokens as one context. Every job is a process of its own, one
-after the other: a peak is its own.
+It measures memory and time per token, for reading and for decoding, after contexts of several lengths; softmax
+attention is measured up to a shorter one. It also measures the peak memory of scoring a whole file as one context.
+Every job runs in its own process, one after the other, so that each has its own peak.
 """
 
 import argparse
@@ -22,10 +22,10 @@ from benchmarks.measure import medians, peak_resident, table, write
 from varla.session.session import PIECE
 
 LENGTHS = (1_000, 10_000, 100_000, 1_000_000)
-SCORED = (*LENGTHS, 2_000_000)  # twice the last, to tell growth from the allocator's moods
-SOFTMAX = 100_000  # tokens, at the most: time grows with their square
-DECODED = 64  # tokens that a time of decoding is the median of
-ROUNDS, SOFTMAX_ROUNDS = 20, 3  # pieces that a time of reading is the median of
+SCORED = (*LENGTHS, 2_000_000)  # twice the last, to tell growth from noise of the allocator
+SOFTMAX = 100_000  # most tokens for softmax attention, whose time grows quadratically
+DECODED = 64  # a decoding time is the median over this many tokens
+ROUNDS, SOFTMAX_ROUNDS = 20, 3  # a reading time is the median over this many pieces
 MODEL = {
     "vocab_size": 259,
     "hidden_size": 128,
@@ -44,7 +44,7 @@ def build(mechanism: str) -> Any:
 
 
 def stream(job: tuple[str, list[int]]) -> list[dict[str, Any]]:
-    """One session through all lengths; then the times after each, in turn, so that they can be compared."""
+    """Feed one session all lengths, then measure the times after each length, interleaved, so that they compare."""
     import varla
 
     mechanism, lengths = job
@@ -54,13 +54,13 @@ def stream(job: tuple[str, list[int]]) -> list[dict[str, Any]]:
     def tokens(count: int) -> Tensor:
         return torch.randint(3, 259, (count,), generator=generator)
 
-    session.feed(tokens(2 * PIECE)).reset()  # what the first calls allocate is not counted with the first length
+    session.feed(tokens(2 * PIECE)).reset()  # so that allocations of the first calls do not count for a length
     rows, forks = [], []
     for length in lengths:
         while session.position < length:
             session.feed(tokens(min(PIECE, length - session.position)))
         row = {"tokens": length, "state bytes": session.nbytes, "peak resident MB": peak_resident() / 2**20}
-        if mechanism != "softmax":  # its file would be as large as its cache
+        if mechanism != "softmax":  # a file of softmax attention would be as large as its cache
             with tempfile.TemporaryDirectory() as folder:
                 session.save(Path(folder) / "state")
                 row["file bytes"] = (Path(folder) / "state").stat().st_size
@@ -80,7 +80,7 @@ def stream(job: tuple[str, list[int]]) -> list[dict[str, Any]]:
 
 
 def score(length: int) -> dict[str, Any]:
-    """A file of so many bytes, each a token, as one context."""
+    """Score a file of `length` bytes, one token each, as one context."""
     from varla.lm.streaming import score_stream
     from varla.lm.text import load_tokenizer
     from varla.session.text import encode, read_utf8
@@ -108,7 +108,7 @@ def score(length: int) -> dict[str, Any]:
 
 
 def alone(function: Any, argument: Any) -> Any:
-    """The function's result, from a process of its own."""
+    """The function's result, computed in a new process."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(function, (argument,))
 

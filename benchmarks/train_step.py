@@ -1,8 +1,8 @@
 """Time of a training step of the paper's model with each mechanism: `python -m benchmarks.train_step`.
 
-MQAR, n = 24 (T = 73), batch 64, preset `paper`; ratios to linear attention within one run. Writes
-benchmarks/results/train_step.json. The step is forward, backward and AdamW, without the lab's clipping and checks,
-which take the same time for every mechanism and would hide the differences.
+The task is MQAR with n = 24 (T = 73), batch 64, preset `paper`. Times are given relative to linear attention within one
+run, and written to benchmarks/results/train_step.json. The step is forward, backward and AdamW. The lab's clipping and
+checks are left out: they take the same time for every mechanism and would hide the differences.
 """
 
 import argparse

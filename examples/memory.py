@@ -1,6 +1,6 @@
-"""What each linear memory remembers: store n key-value pairs, ask for all of them, count the right answers.
+"""What each linear memory recalls: store n key-value pairs, query all of them, count the right answers.
 
-No training: this is the memory itself, with the operators of varla and nothing around them.
+Nothing is trained: this shows the memory alone, with varla's operators.
 """
 
 import time
@@ -11,8 +11,8 @@ from torch import Tensor
 
 import varla
 
-D = 32  # key and value dimension of one head: the memory is a D x D matrix
-TRIALS = 64  # batch rows, each with pairs of its own
+D = 32  # dimension of keys and values of one head: the memory is a D x D matrix
+TRIALS = 64  # batch rows, each with its own pairs
 
 
 def unit_rows(*shape: int, generator: torch.Generator) -> Tensor:
@@ -21,7 +21,7 @@ def unit_rows(*shape: int, generator: torch.Generator) -> Tensor:
 
 
 def pairs(n: int, overlap: float) -> tuple[Tensor, Tensor]:
-    """n unit keys that share a common direction (cosine `overlap` between any two), and values to tell apart."""
+    """n unit keys that share a common direction (cosine `overlap` between any two), and n random unit values."""
     generator = torch.Generator().manual_seed(n)
     own = unit_rows(TRIALS, n, 1, D, generator=generator)
     common = unit_rows(TRIALS, 1, 1, D, generator=generator)
@@ -30,7 +30,7 @@ def pairs(n: int, overlap: float) -> tuple[Tensor, Tensor]:
 
 
 def recalled(state: varla.State, keys: Tensor, values: Tensor) -> float:
-    """Share of keys whose read S k lies nearest, of all values of its row, to its own value."""
+    """Share of keys k for which the nearest value to the read S k, among all values of the row, is the right one."""
     S = state.tensors()["S"][:, 0]
     reads = torch.nn.functional.normalize(keys[:, :, 0], dim=-1) @ S.mT
     nearest = torch.cdist(reads, values[:, :, 0]).argmin(-1)
@@ -38,7 +38,7 @@ def recalled(state: varla.State, keys: Tensor, values: Tensor) -> float:
 
 
 def memories(keys: Tensor, values: Tensor) -> dict[str, varla.State]:
-    """The state of each memory after all pairs were written once, in order."""
+    """The state of each memory after writing all pairs once, in order."""
     plain: dict[str, Any] = {"feature_map": "identity", "return_state": True}
     vla: dict[str, Any] = {**plain, "normalizer": False}
     ones = torch.ones(keys.shape[:3])

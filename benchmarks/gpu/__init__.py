@@ -1,5 +1,5 @@
-"""The GPU kernels, measured: a module a section, and what they share. `python -m benchmarks.gpu` runs them."""
+"""Measurements of the GPU kernels, with one module for each section. `python -m benchmarks.gpu` runs them."""
 
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]  # where the processes that are started find varla and the benchmarks
+ROOT = Path(__file__).parents[2]  # working directory of subprocesses, where they find varla and the benchmarks

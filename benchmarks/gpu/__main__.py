@@ -1,8 +1,8 @@
-"""The GPU kernels: `python -m benchmarks.gpu` prints tables section by section, writes benchmarks/results/gpu.json.
+"""The GPU kernels: `python -m benchmarks.gpu` prints a table for each section and writes benchmarks/results/gpu.json.
 
-Sections are independent: `--only speed` measures one and leaves the others in the file as they are. `--peers FOLDER`
-names a folder with fla-core and einops unpacked. Times are medians by device events after a warm-up. Where there is no
-checkout, VARLA_COMMIT names the commit. Sections that are not timed also run in Triton's interpreter, with `--quick`.
+Sections are independent: `--only speed` measures one, and does not change the others in the file. `--peers FOLDER`
+names a folder with fla-core and einops unpacked. Times are medians by CUDA events after a warm-up. Without a git
+checkout, VARLA_COMMIT names the commit. With `--quick`, sections without times also run in Triton's interpreter.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Section `accuracy`: the kernels against float64 at many shapes, the same bits twice, nothing read unwritten."""
+"""Section `accuracy`: errors of the kernels against float64, reproducible bits, no reads of uninitialised memory."""
 
 import math
 import multiprocessing
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import varla
-from benchmarks.gpu.record import Found, Options, Row, text_of
+from benchmarks.gpu.record import Findings, Options, Row, text_of
 
 BOUNDS: dict[str, float | None] = {"float32": 2e-5, "bfloat16": 1e-2, "float16": None}
 OVER = "over the bound; with inputs half a unit off, in float64; and by the chunk form in float32, on the CPU"
@@ -23,21 +23,21 @@ OVER = "over the bound; with inputs half a unit off, in float64; and by the chun
 
 @dataclass(frozen=True)
 class Case:
-    """One shape to check. keys "near": nearly parallel keys and directions; "same": one of each, repeated."""
+    """One shape to check. keys "near": keys and directions are nearly parallel; "same": all are equal."""
 
     B: int
     T: int
     H: int
     D: int
-    Dv: int = 0  # 0: as D
+    Dv: int = 0  # 0: equal to D
     keys: str = "random"
-    state: bool = False  # given and returned, with gradients; else they are of the outputs alone
-    lengths: tuple[int, ...] = ()  # of packed sequences, T in all
+    state: bool = False  # True: a state is given and returned, and both have gradients
+    lengths: tuple[int, ...] = ()  # of packed sequences, T in total
     refresh_every: int | None = 20
     options: tuple[tuple[str, Any], ...] = ()
 
     def __str__(self) -> str:
-        """All that is not as usual."""
+        """The shape, and every option that is not the default."""
         extra = [f"Dv={self.Dv}"] if self.Dv else []
         extra += [f"{self.keys} keys"] if self.keys != "random" else []
         extra += ["state"] if self.state else []
@@ -69,7 +69,7 @@ def cases(quick: bool) -> list[Case]:
 
 
 def inputs_of(case: Case, dtype: torch.dtype, seed: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """(q, k, v, u), the state S, A, z (or nothing) and the gradients of outputs and state: on the CPU, rounded."""
+    """([q, k, v, u], [S, A, z] or [], gradients of outputs and state), on the CPU, rounded to `dtype`."""
     generator = torch.Generator().manual_seed(seed)
     randn = partial(torch.randn, generator=generator)
     D, Dv = case.D, case.Dv or case.D
@@ -92,7 +92,7 @@ def inputs_of(case: Case, dtype: torch.dtype, seed: int) -> tuple[list[Tensor], 
 def results_of(
     case: Case, given: Sequence[Sequence[Tensor]], backend: str, device: str, dtype: torch.dtype | None = None
 ) -> dict[str, Tensor]:
-    """Outputs and gradients by name; `dtype`: everything converted to it first."""
+    """Outputs and gradients by name. With `dtype`, all tensors are converted to it first."""
     inputs, state, gradients = ([x.detach().to(device, dtype or x.dtype) for x in group] for group in given)
     leaves = [x.requires_grad_() for x in (*inputs, *state)]
     options: Row = {"refresh_every": case.refresh_every, "backend": backend, **dict(case.options)}
@@ -112,7 +112,7 @@ def results_of(
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Inside, torch.empty gives NaN: what is not written, or read before it is, shows."""
+    """Inside, torch.empty is filled with NaN, so that reads of uninitialised memory show."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.use_deterministic_algorithms(True, warn_only=True)
@@ -123,17 +123,18 @@ def poisoned() -> Iterator[None]:
 
 
 def poison_allocator() -> None:
-    """Leave NaN in the memory that PyTorch's allocator hands out next."""
+    """Fill the memory that PyTorch's allocator will return next with NaN."""
     torch.cuda.empty_cache()
-    sizes = [2**28, *[2**17] * 64]  # floats: from its pool of large blocks, and of small ones
+    sizes = [2**28, *[2**17] * 64]  # in floats: from the pool of large blocks, and from that of small ones
     filled = [torch.full((size,), math.nan, device="cuda") for size in sizes]
     del filled
 
 
 def check_case(case: Case, dtype_name: str, seed: int) -> Row:
-    """Errors by norm against float64, whether a second run gives the same bits, and NaN in poisoned memory.
+    """Relative errors against float64, whether a second run gives the same bits, and NaN found with poisoned memory.
 
-    The float64 side is the chunk form on the CPU: its batched Cholesky factorisations are ten times quicker there.
+    The float64 result is that of the chunk form on the CPU: its batched Cholesky factorisations are ten times faster
+    there than on a GPU.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     row: Row = {"case": str(case), "type": dtype_name}
@@ -155,13 +156,13 @@ def check_case(case: Case, dtype_name: str, seed: int) -> Row:
             plain = results_of(case, given, "chunk", "cpu", torch.float32)
             row["moved"] = {name: relative(near[name], wanted[name]) for name in wanted}
             row["plain"] = {name: relative(plain[name], wanted[name]) for name in wanted}
-    except Exception as error:  # the other cases go on
+    except Exception as error:  # the other cases continue
         row["error"] = text_of(error)
     return row
 
 
 def moved(given: Sequence[Sequence[Tensor]], dtype: torch.dtype, seed: int) -> list[list[Tensor]]:
-    """The same, with every input up or down by half a unit of its type: no result is known better than that."""
+    """The same with every input changed by half a unit in the last place: no result can be more accurate than that."""
     generator = torch.Generator().manual_seed(seed)
     inputs, *rest = given
     half = torch.finfo(dtype).eps / 2
@@ -179,8 +180,8 @@ def check_group(group: Sequence[tuple[Case, str, int]]) -> list[Row]:
     return [check_case(*job) for job in group]
 
 
-def run(found: Found, options: Options) -> None:
-    """Every case in every type, cases that share kernels in one process: the host compiles them side by side."""
+def run(found: Findings, options: Options) -> None:
+    """Check every case in every dtype. Cases that share kernels share a process; processes compile in parallel."""
     groups: dict[tuple[Any, ...], list[tuple[Case, str, int]]] = {}
     for seed, case in enumerate(cases(options.quick)):
         for dtype in BOUNDS:
@@ -198,7 +199,7 @@ def run(found: Found, options: Options) -> None:
         judge(found, [row for group in ordered for row in check_group(group)])
 
 
-def judge(found: Found, rows: list[Row]) -> None:
+def judge(found: Findings, rows: list[Row]) -> None:
     found.details += rows
     found.tables = {"relative error by norm against float64, worst of each type": worst(found.details)}
     if excess := over(found.details):
@@ -209,7 +210,7 @@ def judge(found: Found, rows: list[Row]) -> None:
 
 
 def over(rows: list[Row]) -> list[Row]:
-    """Every number above its bound, and what to hold it against."""
+    """Every error above its bound, with two errors to compare it to."""
     return [
         {"type": row["type"], "case": row["case"], "of": name, "error": error}
         | {"inputs moved": row["moved"][name], "chunk form": row["plain"][name]}
@@ -236,7 +237,7 @@ def worst(rows: list[Row]) -> list[Row]:
 
 
 def goals(rows: list[Row]) -> list[Row]:
-    found = Found()
+    found = Findings()
     for line in worst(rows):
         bound = BOUNDS[line["type"]]
         for what in ("outputs", "gradients") if bound is not None else ():

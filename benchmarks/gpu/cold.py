@@ -1,4 +1,4 @@
-"""Section `cold`: how long a first call takes with nothing compiled, and whether other shapes compile again."""
+"""Section `cold`: the time of the first call with an empty compile cache, and whether other shapes compile again."""
 
 import json
 import os
@@ -8,9 +8,9 @@ import tempfile
 import time
 
 from benchmarks.gpu import ROOT
-from benchmarks.gpu.record import Found, Options, Row
+from benchmarks.gpu.record import Findings, Options, Row
 
-# Imports no more than a user would, so that the seconds are theirs.
+# It imports only what a user would import, so that a user sees the same time.
 COLD = """
 import sys, time
 started, D = float(sys.argv[1]), int(sys.argv[2])
@@ -37,8 +37,8 @@ print(json.dumps({"marks": [b - a for a, b in zip(marks, marks[1:])], "files": k
 """
 
 
-def run(found: Found, options: Options) -> None:
-    """Fresh processes with an empty compile cache."""
+def run(found: Findings, options: Options) -> None:
+    """Measure in new processes with an empty compile cache."""
     for D in (64,) if options.quick else (64, 128):
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, "-c", COLD, str(time.time()), str(D)]
@@ -55,7 +55,7 @@ def run(found: Found, options: Options) -> None:
         found.keep()
 
 
-def judge(found: Found, D: int, values: Row) -> None:
+def judge(found: Findings, D: int, values: Row) -> None:
     imports, first, more = values["marks"]
     new = {shape: count for shape, count in values["new"].items() if count}
     found.add(

@@ -1,4 +1,4 @@
-"""Kernels compiled ahead of all timing, side by side on the host's cores: only the compile cache is kept."""
+"""Compiles kernels before all timing, in parallel processes that fill Triton's compile cache."""
 
 import json
 import os
@@ -23,13 +23,13 @@ JOBS: dict[str, list[Job]] = {
 }
 
 
-PARTS = {"DeltaNet": 2, "MesaNet": 4}  # processes that share a peer's many configurations
+PARTS = {"DeltaNet": 2, "MesaNet": 4}  # processes that divide a peer's many configurations
 
 
 def compile_one(job: Job, peers: str | None, part: int, parts: int) -> None:
-    """Run a form once. Of each kernel's configurations to choose from, only every `parts`-th is tried."""
+    """Run a form once. Triton's autotuner tries only every `parts`-th configuration of each kernel."""
     choose_from(part, parts)
-    os.environ["FLA_CACHE_RESULTS"] = "0"  # a peer's choice of configurations is made later, undisturbed
+    os.environ["FLA_CACHE_RESULTS"] = "0"  # a peer chooses its configurations later, on an idle machine
     forms.see_peers(peers)
     form, heads, D, dtype = job
     forms.work(form, 8, 1024, heads, D, getattr(torch, dtype)).both()
@@ -37,7 +37,7 @@ def compile_one(job: Job, peers: str | None, part: int, parts: int) -> None:
 
 
 def choose_from(part: int, parts: int) -> None:
-    """From now on, Triton's tuning knows every `parts`-th configuration, beginning with that number."""
+    """From now on, Triton's autotuner uses only configurations part, part + parts, part + 2 parts, and so on."""
     from triton.runtime.autotuner import Autotuner
 
     make = Autotuner.__init__
@@ -50,7 +50,7 @@ def choose_from(part: int, parts: int) -> None:
 
 
 def compile_all(jobs: Sequence[Job], peers: str | None, limit: float = 180.0) -> None:
-    """Fill Triton's cache on disk. What fails or takes too long here is compiled, or fails, when it is measured."""
+    """Fill Triton's cache on disk. A form that fails or takes too long here is compiled, or fails, when measured."""
     jobs = [job for job in dict.fromkeys(jobs) if peers or job[0] not in forms.PEERS]
     pieces = [(job, part, PARTS.get(job[0], 1)) for job in jobs for part in range(PARTS.get(job[0], 1))]
     script = "import json, sys; from benchmarks.gpu.compiling import compile_one; compile_one(*json.loads(sys.argv[1]))"

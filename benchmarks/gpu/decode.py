@@ -1,4 +1,4 @@
-"""Section `decode`: the time of a token, and what of the memory's bandwidth it uses."""
+"""Section `decode`: the time of a token, and the share of the memory bandwidth that it uses."""
 
 import inspect
 
@@ -6,11 +6,11 @@ import torch
 
 import varla
 from benchmarks.gpu import forms, timing
-from benchmarks.gpu.record import Found, Options
+from benchmarks.gpu.record import Findings, Options
 
 
-def run(found: Found, options: Options) -> None:
-    """One token for a batch of states: S and A are read and written once each, whatever the position."""
+def run(found: Findings, options: Options) -> None:
+    """Time one token for a batch of states. It must read and write S and A once each, at any position."""
     if "inplace" not in inspect.signature(varla.vla_step).parameters:
         found.notes.append("not measured: varla.vla_step has no `inplace`")
         return

@@ -1,4 +1,4 @@
-"""What is timed: varla's kernels, PyTorch's softmax attention and the peers, each with inputs it likes."""
+"""The forms that are timed: varla's kernels, PyTorch's softmax attention and the peers, each with suitable inputs."""
 
 import sys
 from collections.abc import Callable
@@ -17,7 +17,7 @@ import varla
 DEVICE = "cuda"
 HEADS = 16
 VARLA: dict[str, int | None] = {"varla, no refresh": None, "varla, refresh 20": 20}
-SOFTMAX = {"SDPA": None, "SDPA, flash": SDPBackend.FLASH_ATTENTION}  # PyTorch's own choice; the one the paper names
+SOFTMAX = {"SDPA": None, "SDPA, flash": SDPBackend.FLASH_ATTENTION}  # PyTorch's choice; the one that the paper names
 PEERS = {"DeltaNet": ("fla.ops.delta_rule", "chunk_delta_rule"), "MesaNet": ("fla.ops.mesa_net", "chunk_mesa_net")}
 
 
@@ -38,7 +38,7 @@ class Work:
 
 
 def work(form: str, B: int, T: int, heads: int, D: int, dtype: torch.dtype = torch.bfloat16) -> Work:
-    """Random inputs for a form, in the layout it likes best, and raw: each normalises keys as its layer would."""
+    """A form with random inputs in its fastest layout. Inputs are raw: each form normalises keys as its layer does."""
 
     def leaf(*shape: int) -> Tensor:
         return torch.randn(*shape, device=DEVICE, dtype=dtype)

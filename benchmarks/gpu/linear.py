@@ -1,22 +1,22 @@
-"""Section `linear`: the time of a token as sequences grow, and of a training step beside DeltaNet's."""
+"""Section `linear`: time per token for growing sequences, and time of a training step compared with DeltaNet's."""
 
 import torch
 
 from benchmarks import train_step
 from benchmarks.gpu import forms, timing
-from benchmarks.gpu.record import Found, Options, Row
+from benchmarks.gpu.record import Findings, Options, Row
 
-FULL, ONE = (4, 16, 64), (1, 4, 64)  # B, heads, D: more than fills the GPU at any length; one small sequence
+FULL, ONE = (4, 16, 64), (1, 4, 64)  # B, heads, D: a batch that fills the GPU at any length; one small sequence
 
 
-def run(found: Found, options: Options) -> None:
+def run(found: Findings, options: Options) -> None:
     for B, heads, D in (FULL, ONE):
         grow(found, options, B, heads, D)
     train(found, options)
 
 
-def grow(found: Found, options: Options, B: int, heads: int, D: int) -> None:
-    """The goal is set where the GPU is full: before that, longer sequences fill it, and a token takes ever less."""
+def grow(found: Findings, options: Options, B: int, heads: int, D: int) -> None:
+    """Only FULL has a goal. A longer ONE fills more of the GPU, so its time per token falls."""
     lengths = [8192 << i for i in range(2 if options.quick else 6)]
     title = f"nanoseconds a token, bf16, B={B} H={heads} D={D}"
     for T in lengths:
@@ -37,8 +37,8 @@ def grow(found: Found, options: Options, B: int, heads: int, D: int) -> None:
         found.notes.append(f"B={B} H={heads}, {key}: T={lengths[-1]} over T={lengths[0]}: {values[-1] / values[0]:.2f}")
 
 
-def train(found: Found, options: Options) -> None:
-    """A training step of the paper's model; at this length `deltanet` goes in chunks, too."""
+def train(found: Findings, options: Options) -> None:
+    """Time a training step of the paper's model. At this length `deltanet` also runs in chunks."""
     task = {"name": "mqar", "n": 24}
     times = {}
     for name in ("deltanet", "vla"):

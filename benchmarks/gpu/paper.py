@@ -1,4 +1,4 @@
-"""Section `paper`: what the paper claims, a speed-up over the loop and the length from which softmax is slower."""
+"""Section `paper`: the paper's claims: a speed-up over the loop, and the length from which softmax is slower."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,16 +10,16 @@ from torch import Tensor
 
 import varla
 from benchmarks.gpu import forms, timing
-from benchmarks.gpu.record import Found, Options, Row, cell, text_of
+from benchmarks.gpu.record import Findings, Options, Row, cell, text_of
 
 
-def run(found: Found, options: Options) -> None:
+def run(found: Findings, options: Options) -> None:
     loop(found, options)
     found.keep()
     crossings(found, options)
 
 
-def loop(found: Found, options: Options) -> None:
+def loop(found: Findings, options: Options) -> None:
     B, T, heads, D = 1, 64 if options.quick else 4096, 4, 32
     title = f"float32, B={B} T={T} H={heads} D={D}: the kernels against the reference loop, which runs once"
     sequential = sequential_kernel(found)
@@ -38,7 +38,7 @@ def loop(found: Found, options: Options) -> None:
                 found.add(title, form=f"sequential, {form}", **row)
 
 
-def crossings(found: Found, options: Options) -> None:
+def crossings(found: Findings, options: Options) -> None:
     title = f"forward ms, bf16, B=1 H={forms.HEADS} D=128"
     lengths = [1024 << i for i in range(2 if options.quick else 7)]
     times: dict[str, list[float]] = {}
@@ -52,7 +52,7 @@ def crossings(found: Found, options: Options) -> None:
                 try:
                     period = forms.VARLA[form]
                     row[f"sequential, {form}"] = timing.timed(sequential(x.tensors, period), options.repeats).ms
-                except Exception as error:  # the chunk form is measured all the same
+                except Exception as error:  # the other forms are still measured
                     found.notes.append(f"sequential, {form}, T={T}: {text_of(error)}")
                     sequential = None
         found.add(title, **row)
@@ -72,9 +72,9 @@ def crossings(found: Found, options: Options) -> None:
 
 
 def crossover(lengths: Sequence[int], ours: Sequence[float], theirs: Sequence[float]) -> float | None:
-    """The length from which on ours stay quicker, between two measured ones on logarithmic scales. None: nowhere.
+    """The length from which `ours` stays faster, interpolated between measured lengths on logarithmic scales.
 
-    The shortest length measured, if they are quicker from there on.
+    None if it is never faster; the shortest measured length if it always is.
     """
     gaps = [math.log(a / b) for a, b in zip(ours, theirs, strict=True)]
     if gaps[-1] >= 0:
@@ -86,8 +86,8 @@ def crossover(lengths: Sequence[int], ours: Sequence[float], theirs: Sequence[fl
     return float(lengths[last] * (lengths[last + 1] / lengths[last]) ** part)
 
 
-def sequential_kernel(found: Found) -> Callable[[list[Tensor], int | None], Callable[[], object]] | None:
-    """The paper's fused kernel as (inputs, refresh period) -> a call, where there is one."""
+def sequential_kernel(found: Findings) -> Callable[[list[Tensor], int | None], Callable[[], object]] | None:
+    """The paper's fused kernel, as a function (inputs, refresh period) -> call; None if it cannot be imported."""
     try:
         kernel = import_module("reproduction.sequential").vla_sequential
     except (ImportError, AttributeError) as error:

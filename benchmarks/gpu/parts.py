@@ -1,4 +1,4 @@
-"""Section `parts`: what layers are made of beside their mechanisms, beside the same by PyTorch."""
+"""Section `parts`: the parts of a layer other than its mechanism, compared with PyTorch."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu import forms, timing
-from benchmarks.gpu.record import Found, Options
+from benchmarks.gpu.record import Findings, Options
 from varla.training.graph import Graphed
 
 SIZE = (32, 2048, 8, 64)  # B, T, heads, D: a step of the 30M language models
-WIDE = 3  # times the width: between SwiGLU's matrices
+WIDE = 3  # inner width of SwiGLU, in multiples of the width
 
 Call = Callable[..., Any]
 
 
-def run(found: Found, options: Options) -> None:
-    """Each forward, and with the backward, in CUDA graphs: launched one by one, the host would be measured."""
+def run(found: Findings, options: Options) -> None:
+    """Time each part, forward and with backward, in CUDA graphs: launched one by one, the host would be the limit."""
     copy = timing.copy_rate(options.repeats)
     B, T, heads, D = SIZE
     title = f"bf16, {B * T} tokens, width {heads * D}"
@@ -40,7 +40,7 @@ def run(found: Found, options: Options) -> None:
 
 
 def cases() -> dict[str, tuple[Call, Call, list[Tensor]]]:
-    """(ours, PyTorch's, inputs that want gradients) by name."""
+    """(ours, PyTorch's, inputs that require gradients) by name."""
     from varla.ops import convolution, features, gate, norm, rotary
     from varla.ops.triton import convolution as convolution_triton
     from varla.ops.triton import features as feature_kernels
@@ -99,16 +99,16 @@ def forward(call: Call, inputs: list[Tensor]) -> tuple[Tensor, ...]:
 
 
 def both(call: Call, inputs: list[Tensor]) -> Callable[[], tuple[Tensor, ...]]:
-    """The call and its backward, from a gradient that is there."""
+    """The call and its backward, with gradients of the outputs that are made once."""
     grads = [torch.randn_like(y) for y in several(call(*inputs))]
     return lambda: torch.autograd.grad(several(call(*inputs)), inputs, grads)
 
 
 def traffic(call: Call, inputs: list[Tensor]) -> tuple[float, float]:
-    """Gigabytes that must be moved forward, and with the backward: each tensor once each way."""
+    """Gigabytes that the forward, and forward and backward, must move if each tensor is read or written once."""
     read = sum(x.nbytes for x in inputs)
     written = sum(y.nbytes for y in several(call(*inputs)))
-    backward = read + written + read  # inputs and gradients of the results; gradients of the inputs
+    backward = read + written + read  # reads inputs and gradients of the outputs, writes gradients of the inputs
     return (read + written) / 1e9, (read + written + backward) / 1e9
 
 
@@ -117,5 +117,5 @@ def several(found: Any) -> list[Tensor]:
 
 
 def graphed(call: Callable[[], tuple[Tensor, ...]]) -> Callable[[], object]:
-    """The call as a CUDA graph, from the fourth on; without a GPU, itself."""
+    """The call as a CUDA graph, from its fourth run on. Without a GPU, the call itself."""
     return call if forms.DEVICE == "cpu" else Graphed(call, torch.Generator(forms.DEVICE))

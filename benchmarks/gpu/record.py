@@ -1,4 +1,4 @@
-"""What a section is told, what it finds, and how that is shown and kept."""
+"""The options of a section, its findings, and how they are printed and saved."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -22,8 +22,8 @@ class Options:
 
 
 @dataclass
-class Found:
-    """What a section measured so far. `keep` saves it, so that a stop loses no more than what is under way."""
+class Findings:
+    """What a section has measured so far. `keep` saves it, so that a stop loses only the current measurement."""
 
     tables: dict[str, list[Row]] = field(default_factory=dict)
     goals: list[Row] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Found:
         self.tables.setdefault(title, []).append(row)
 
     def goal(self, what: str, found: float | None, *, most: float | None = None, least: float | None = None) -> None:
-        """Hold a number against a limit. What was not measured, or is no number, does not meet it."""
+        """Compare a number with a limit. None (not measured) and NaN do not meet it."""
         is_met = found is not None and (most is None or found <= most) and (least is None or found >= least)
         limit = f"at most {most:g}" if most is not None else f"at least {least:g}"
         self.goals.append({"goal": what, "found": found, "limit": limit, "met": is_met})
@@ -55,8 +55,8 @@ def cell(value: Any) -> str:
     return "-" if value is None else str(value)[:80]
 
 
-def render(name: str, found: Found) -> str:
-    """Everything for the terminal."""
+def render(name: str, found: Findings) -> str:
+    """All tables, goals and notes as text for the terminal."""
     parts = [f"== {name} ({found.seconds:.0f} s)"]
     for title, rows in {**found.tables, "goals": found.goals}.items():
         if rows:
@@ -68,8 +68,8 @@ def render(name: str, found: Found) -> str:
     return "\n\n".join(parts)
 
 
-def save(name: str, found: Found, order: Sequence[str]) -> None:
-    """Put a section into gpu.json beside those already there, all of them in `order`."""
+def save(name: str, found: Findings, order: Sequence[str]) -> None:
+    """Save a section in gpu.json, which keeps its other sections. They are written in `order`."""
     path = measure.RESULTS / "gpu.json"
     before: Row = json.loads(path.read_text())["sections"] if path.exists() else {}
     machine = environment.describe()

@@ -1,4 +1,4 @@
-"""Section `sanitizer`: one shape of each kernel under NVIDIA's compute-sanitizer, which checks every address used."""
+"""Section `sanitizer`: one shape of each kernel under NVIDIA's compute-sanitizer, which checks every memory access."""
 
 import json
 import re
@@ -7,17 +7,17 @@ import subprocess
 import sys
 
 from benchmarks.gpu import ROOT
-from benchmarks.gpu.record import Found, Options
+from benchmarks.gpu.record import Findings, Options
 
 LIMIT = 240.0  # seconds
-DIRECTLY = (  # kernels that no launcher launches
+DIRECTLY = (  # kernels that are not launched by a Launcher
     "decode_token", "walk_tokens", "recurrent_forward", "recurrent_backward", "convolve_forward", "convolve_slopes",
     "convolve_turned", "convolve_before_backward",
     "norm_forward", "norm_backward", "rotate_rows", "gate_forward", "gate_backward",
     "features_forward", "features_backward",
 )  # fmt: skip
 
-# Small shapes that between them launch everything: few heads and many, one span and several, and single tokens.
+# Small shapes that together launch every kernel: few heads and many, one span and several, and single tokens.
 CALLS = """
 import json, torch, varla
 from varla.ops.rotary import angles
@@ -76,14 +76,14 @@ print(json.dumps(sorted(names)))
 
 
 def launched() -> set[str]:
-    """The kernels that calls of `varla.vla` are made of, by the text of the host code."""
+    """The names of the kernels that the launchers launch, from the text of their code."""
     files = (ROOT / "src/varla/ops" / f"{name}.py" for name in ("directions/triton/launch", "memory/triton/launch"))
     text = "".join(file.read_text() for file in files)
     return {"running_sum"} | set(re.findall(r"self\.launch\(\s*(?:inverse|walk|kernels)\.(\w+)", text))
 
 
-def run(found: Found, options: Options) -> None:
-    """The calls alone first, so that nothing is compiled under the tool."""
+def run(found: Findings, options: Options) -> None:
+    """Run the calls alone first, so that nothing is compiled under the sanitizer."""
     if shutil.which("compute-sanitizer") is None:
         found.notes.append("not run: there is no compute-sanitizer here")
         return
@@ -108,6 +108,6 @@ def run(found: Found, options: Options) -> None:
 
 
 def errors_in(report: str) -> float | None:
-    """The tool's own count; None if it did not get so far."""
+    """The number of errors that the sanitizer reports; None if it did not finish."""
     summary = re.search(r"ERROR SUMMARY: (\d+) error", report)
     return None if summary is None else float(summary[1])

@@ -1,4 +1,4 @@
-"""The sections by name, whether one can run here, and running it."""
+"""The sections by name, which of them can run here, and how one is run."""
 
 import time
 from collections.abc import Callable
@@ -7,10 +7,10 @@ import torch
 
 import varla
 from benchmarks.gpu import accuracy, cold, decode, linear, paper, parts, sanitizer, speed
-from benchmarks.gpu.record import Found, Options, save, text_of
+from benchmarks.gpu.record import Findings, Options, save, text_of
 
-# The peers' section last: see `speed.run`.
-SECTIONS: dict[str, Callable[[Found, Options], None]] = {
+# The section with the peers comes last: see `speed.run`.
+SECTIONS: dict[str, Callable[[Findings, Options], None]] = {
     "accuracy": accuracy.run,
     "paper": paper.run,
     "decode": decode.run,
@@ -32,14 +32,14 @@ def refusal(name: str, quick: bool) -> str | None:
     return reason
 
 
-def run(name: str, options: Options) -> Found:
-    """One section. Whatever goes wrong in it is recorded, and the others go on."""
-    found = Found()
+def run(name: str, options: Options) -> Findings:
+    """Run one section. An error in it is recorded, and the other sections still run."""
+    found = Findings()
     start = time.perf_counter()
 
     def keep() -> None:
         found.seconds = time.perf_counter() - start
-        if not options.quick and found.tables:  # an earlier measurement is worth more than an error
+        if not options.quick and found.tables:  # an error alone does not replace an earlier measurement
             save(name, found, list(SECTIONS))
 
     found.keep = keep

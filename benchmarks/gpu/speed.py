@@ -1,15 +1,15 @@
-"""Section `speed`: every form at the shapes that have a goal, forward and backward, and their memory."""
+"""Section `speed`: time and memory of every form, forward and backward, at the shapes that have a goal."""
 
 import sys
 
 import torch
 
 from benchmarks.gpu import forms, timing
-from benchmarks.gpu.record import Found, Options, Row, text_of
+from benchmarks.gpu.record import Findings, Options, Row, text_of
 
 FORWARD, BOTH, PEAK = "forward ms", "both ms", "beyond inputs MB"
 
-# (D, B, T): milliseconds forward and forward+backward to reach, and at the least.
+# (D, B, T): milliseconds (forward, forward+backward) of the goal, and of the least that was asked for.
 SPEED: dict[tuple[int, int, int], tuple[tuple[float, float], tuple[float, float]]] = {
     (128, 8, 4096): ((1.2, 3.3), (3.0, 8.3)),
     (128, 1, 32768): ((1.5, 4.2), (3.7, 10.5)),
@@ -18,8 +18,8 @@ SPEED: dict[tuple[int, int, int], tuple[tuple[float, float], tuple[float, float]
 PEAK_LIMIT = ((128, 8, 4096), 2100.0)  # MB beyond the inputs and the outputs' gradient: DeltaNet takes 2117
 
 
-def run(found: Found, options: Options) -> None:
-    """Every form at every shape; the peers last, since one of them may take the device down with it."""
+def run(found: Findings, options: Options) -> None:
+    """Measure every form at every shape. The peers come last, because an error in one may make the GPU unusable."""
     title = f"bf16, H={forms.HEADS}; peak of forward+backward, with the inputs and beyond them"
     forms.see_peers(options.peers)
     rate = timing.copy_rate(options.repeats)
@@ -35,7 +35,7 @@ def run(found: Found, options: Options) -> None:
             try:
                 torch.cuda.empty_cache()
                 row.update(speed_of(forms.work(form, B, T, forms.HEADS, D), options.repeats))
-            except Exception as error:  # a peer's failure is a finding
+            except Exception as error:  # a peer's failure is a result
                 row["error"] = text_of(error)
             rows.append(row)
         found.tables[title] = with_ratios(rows)
@@ -59,7 +59,7 @@ def shape_name(D: int, B: int, T: int) -> str:
 
 
 def with_ratios(rows: list[Row]) -> list[Row]:
-    """Sorted by shape, each row with its times over DeltaNet's."""
+    """The rows sorted by shape, each with the ratio of its times to DeltaNet's."""
     base = {row["shape"]: row for row in rows if row["form"] == "DeltaNet"}
     shapes = list(dict.fromkeys(row["shape"] for row in rows))
     result = []
@@ -75,14 +75,14 @@ def ratio(x: float | None, y: float | None) -> float | None:
 
 
 def goals(rows: list[Row]) -> list[Row]:
-    """The milliseconds to reach, twice as many with refresh at B=8, and the peers of the same run."""
+    """Goals in milliseconds (doubled with refresh at B=8, none at B=1), and relative to the peers of the same run."""
     by = {(row["shape"], row["form"]): row for row in rows}
-    found = Found()
+    found = Findings()
     for (D, B, T), limits in SPEED.items():
         shape = shape_name(D, B, T)
         for form, period in forms.VARLA.items():
             if period is not None and B == 1:
-                continue  # as fast as can be: no number is set
+                continue  # no goal is set
             row = by.get((shape, form), {})
             factor = 1 if period is None else 2
             for level, numbers in zip(("goal", "least"), limits, strict=True):

@@ -1,4 +1,4 @@
-"""Time and memory of a call on the device, and the rate of a copy to hold them against."""
+"""Time and memory of a call on the GPU, and the bandwidth of a copy to compare with."""
 
 import statistics
 import time
@@ -12,8 +12,8 @@ MB = 2**20
 
 class Timing(NamedTuple):
     ms: float
-    spread: float  # from the 10th to the 90th percentile, over the median
-    host: float  # ms until the call returns, the device being idle: near `ms`, it is the host that is slow
+    spread: float  # from the 10th to the 90th percentile, divided by the median
+    host: float  # ms until the call returns, from an idle GPU. If it is close to `ms`, the host is the limit
 
 
 def timed(call: Callable[[], object], repeats: int = 20) -> Timing:
@@ -27,7 +27,7 @@ def timed(call: Callable[[], object], repeats: int = 20) -> Timing:
         host.append(time.perf_counter() - start)
         torch.cuda.synchronize()
     whole = time.perf_counter() - start
-    repeats = max(3, min(repeats, int(2 / whole)))  # about two seconds at the most
+    repeats = max(3, min(repeats, int(2 / whole)))  # at most about two seconds
     marks = [(event(), event()) for _ in range(repeats)]
     for begin, end in marks:
         begin.record()
@@ -45,14 +45,14 @@ def event() -> Any:
 
 
 def copy_rate(repeats: int) -> float:
-    """GB/s that a copy on the device reads and writes: what memory-bound work is held against."""
+    """GB/s that a copy on the GPU reads and writes: the limit of memory-bound work."""
     source = torch.randn(2**28, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.nbytes / timed(lambda: target.copy_(source), repeats).ms / 1e6
 
 
 def peak_mb(call: Callable[[], object]) -> tuple[float, float]:
-    """The most device memory allocated during a call: all of it, and beyond what was there before."""
+    """Peak GPU memory during a call in MB: (in total, beyond what was allocated before)."""
     call()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -64,7 +64,7 @@ def peak_mb(call: Callable[[], object]) -> tuple[float, float]:
 
 
 def once(call: Callable[[], object]) -> float:
-    """Milliseconds of a single call, for what is too slow to be called again."""
+    """Milliseconds of a single call, for calls too slow to repeat."""
     torch.cuda.synchronize()
     start = time.perf_counter()
     call()

@@ -20,7 +20,7 @@ from varla.lm.text import documents
 
 END = 0  # the byte after a document; it occurs in no text
 IGNORED = -100
-HERE = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,6 @@ def read(folder: Path, part: str) -> list[bytes]:
 
 def own() -> tuple[list[bytes], list[bytes]]:
     """(training, validation) text that is always available: this project's own code."""
-    paths = sorted((HERE / "src/varla").rglob("*.py"))
+    paths = sorted((ROOT / "src/varla").rglob("*.py"))
     texts = [path.read_bytes() for path in paths if path.stat().st_size]
     return [text for i, text in enumerate(texts) if i % 8], texts[::8]

@@ -50,17 +50,17 @@ __all__ = [
     "vla_step",
 ]
 
-if not TYPE_CHECKING:  # a type checker that saw this would believe in any name
+if not TYPE_CHECKING:  # a type checker that sees __getattr__ accepts any name
 
     def __getattr__(name: str) -> Any:
-        """Load operators or session, and torch with them, when one is first asked for: `varla --help` needs neither."""
+        """Import operators, session and torch at the first use of a name: `varla --help` needs none of them."""
         if name not in __all__:
             raise AttributeError(f"module 'varla' has no attribute {name!r}")
         from importlib import import_module
 
         module = import_module("varla.session" if name == "Session" else "varla.ops")
-        found = globals()[name] = getattr(module, name)
-        return found
+        value = globals()[name] = getattr(module, name)
+        return value
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

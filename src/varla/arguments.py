@@ -1,4 +1,4 @@
-"""Checks of plain arguments, for the whole package. Each error names the argument, what came and what is allowed."""
+"""Checks of plain arguments, for the whole package. Each error names the argument, its value and what is allowed."""
 
 import difflib
 import math
@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 
 def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    """Raise a ValueError unless `value` is one of the allowed words."""
+    """Raise a ValueError unless `value` is one of the allowed strings."""
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
 
 
 def check_number(name: str, value: object, *, above: float | None = None, least: float | None = None) -> None:
-    """Raise unless `value` is a finite real number, > `above` or >= `least` where given."""
+    """Raise unless `value` is a finite real number, and > `above` or >= `least` if these are given."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
     if not math.isfinite(value):
@@ -24,9 +24,9 @@ def check_number(name: str, value: object, *, above: float | None = None, least:
 
 
 def check_count(name: str, value: object, *, least: int = 1, because: str = "", none_means: str | None = None) -> None:
-    """Raise unless `value` is an integer of at least `least`, or None where that means something.
+    """Raise unless `value` is an integer of at least `least`.
 
-    `because` says where the bound comes from.
+    None is allowed if `none_means` says what it means. `because` explains the bound in the message.
     """
     if value is None and none_means is not None:
         return
@@ -37,7 +37,7 @@ def check_count(name: str, value: object, *, least: int = 1, because: str = "", 
         reason = f" ({because})" if because else ""
         raise ValueError(f"{name} must be at least {least}{reason}{other}, got {value!r}")
     if value >= 2**63:
-        raise ValueError(f"{name} must be below 2**63, as PyTorch's integers are, got {value!r}")
+        raise ValueError(f"{name} must be below 2**63, the limit of PyTorch's integers, got {value!r}")
 
 
 def check_flag(name: str, value: object) -> None:
@@ -47,13 +47,13 @@ def check_flag(name: str, value: object) -> None:
 
 
 def refuse_unknown(what: str, name: object, allowed: Iterable[str], *, where: str = "") -> None:
-    """Raise an error with the nearest valid name, and all of them, unless `name` is one."""
+    """Raise unless `name` is allowed. The error suggests the nearest allowed name and lists all of them."""
     words = list(allowed)
     if not isinstance(name, str):
         raise TypeError(f"{what} must be a string, got {name!r} ({type(name).__name__})")
     if name in words:
         return
-    # Capitals and the choice of - or _ are the likeliest slips, and difflib counts them as different letters.
+    # Most slips are capitals, or - for _; difflib would count them as different letters.
     folded = {word.lower().replace("_", "-"): word for word in words}
     near = difflib.get_close_matches(name.lower().replace("_", "-"), folded, n=1)
     hint = f"; did you mean {folded[near[0]]!r}?" if near else ""

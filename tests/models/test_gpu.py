@@ -5,16 +5,16 @@ import torch
 
 from tests.models.cases import KINDS, decode, model, padded, tokens
 from tests.ops.cases import error
-from varla.ops.backends import FEW, worth_a_kernel
+from varla.ops.backends import MIN_KERNEL_ELEMENTS, worth_a_kernel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-@pytest.mark.parametrize("few", [0, FEW], ids=["kernels", "auto"])
+@pytest.mark.parametrize("few", [0, MIN_KERNEL_ELEMENTS], ids=["kernels", "auto"])
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_the_same_as_on_the_cpu(kind, few, monkeypatch):
-    monkeypatch.setitem(worth_a_kernel.__globals__, "FEW", few)
+    monkeypatch.setitem(worth_a_kernel.__globals__, "MIN_KERNEL_ELEMENTS", few)
     exact, net = model(kind, torch.float64), model(kind).cuda()
     ids, mask = padded([30, 1, 17], "left")
     for given in ({}, {"attention_mask": mask}):
@@ -37,10 +37,10 @@ def test_generation(kind, options):
     assert torch.equal(found, net.generate(ids, attention_mask=mask, max_new_tokens=10, use_cache=False, **options))
 
 
-@pytest.mark.parametrize("few", [0, FEW], ids=["kernels", "auto"])
+@pytest.mark.parametrize("few", [0, MIN_KERNEL_ELEMENTS], ids=["kernels", "auto"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_bfloat16_trains_and_decodes(kind, few, monkeypatch):
-    monkeypatch.setitem(worth_a_kernel.__globals__, "FEW", few)
+    monkeypatch.setitem(worth_a_kernel.__globals__, "MIN_KERNEL_ELEMENTS", few)
     net, ids = model(kind, torch.bfloat16).cuda().train(), tokens(2, 100).cuda()
     net(ids, labels=ids).loss.backward()
     assert all(parameter.grad.isfinite().all() for parameter in net.parameters())
@@ -66,7 +66,7 @@ def test_a_step_does_not_wait_for_the_gpu():
 
 def test_a_compiled_step_has_the_same_gradients(monkeypatch):
     """What the operators and their backwards return is laid out as their fakes say: memory is planned by that."""
-    monkeypatch.setitem(worth_a_kernel.__globals__, "FEW", 0)
+    monkeypatch.setitem(worth_a_kernel.__globals__, "MIN_KERNEL_ELEMENTS", 0)
     net, ids = model("vla", num_hidden_layers=1).cuda().train(), tokens(2, 100).cuda()
     found = []
     for each in (net, torch.compile(net)):

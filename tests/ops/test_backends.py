@@ -1,11 +1,21 @@
 """The forms and whether they can run here; what kernels are asked to do, and what is left to PyTorch."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch.autograd import forward_ad
 
 import varla
-from varla.ops.backends import FEW, transformed, worth_a_kernel
+from varla.ops.backends import MIN_KERNEL_ELEMENTS, _no_triton, transformed, worth_a_kernel
+
+
+@pytest.fixture(autouse=True)
+def uncached() -> Iterator[None]:
+    """A process asks only once whether Triton can run; here the answer changes from test to test."""
+    _no_triton.cache_clear()
+    yield
+    _no_triton.cache_clear()
 
 
 def test_the_listing_of_backends_describes_each():
@@ -28,10 +38,10 @@ class OnGPU(torch.Tensor):
 @pytest.mark.parametrize(
     ("kind", "count", "dtype", "wanted"),
     [
-        (OnGPU, FEW, torch.bfloat16, True),
-        (OnGPU, FEW - 1, torch.float32, False),
-        (OnGPU, FEW, torch.float64, False),
-        (torch.Tensor, FEW, torch.float32, False),
+        (OnGPU, MIN_KERNEL_ELEMENTS, torch.bfloat16, True),
+        (OnGPU, MIN_KERNEL_ELEMENTS - 1, torch.float32, False),
+        (OnGPU, MIN_KERNEL_ELEMENTS, torch.float64, False),
+        (torch.Tensor, MIN_KERNEL_ELEMENTS, torch.float32, False),
     ],
 )
 def test_what_is_worth_a_kernel(kind, count, dtype, wanted):

@@ -1,38 +1,23 @@
-"""The mathematics: every mechanism as a function of tensors, in several exact forms behind one contract."""
+"""The operators: every mechanism as a function of tensors. Each has several exact forms with one interface.
 
-from varla.ops.backends import Backend, backends
-from varla.ops.decayed_delta_rule import decayed_delta_rule, decayed_delta_rule_step
-from varla.ops.delta_rule import delta_rule, delta_rule_step
-from varla.ops.directions import directions
-from varla.ops.linear_attention import linear_attention, linear_attention_step
-from varla.ops.memory import memory
-from varla.ops.state import (
-    DeltaRuleState,
-    DirectionState,
-    LinearAttentionState,
-    MemoryState,
-    State,
-    VLAState,
-)
-from varla.ops.vla import vla, vla_step
+`varla.__all__` lists these names for users.
+"""
 
-__all__ = [
-    "Backend",
-    "DeltaRuleState",
-    "DirectionState",
-    "LinearAttentionState",
-    "MemoryState",
-    "State",
-    "VLAState",
-    "backends",
-    "decayed_delta_rule",
-    "decayed_delta_rule_step",
-    "delta_rule",
-    "delta_rule_step",
-    "directions",
-    "linear_attention",
-    "linear_attention_step",
-    "memory",
-    "vla",
-    "vla_step",
-]
+from varla.ops.backends import Backend as Backend
+from varla.ops.backends import backends as backends
+from varla.ops.decayed_delta_rule import decayed_delta_rule as decayed_delta_rule
+from varla.ops.decayed_delta_rule import decayed_delta_rule_step as decayed_delta_rule_step
+from varla.ops.delta_rule import delta_rule as delta_rule
+from varla.ops.delta_rule import delta_rule_step as delta_rule_step
+from varla.ops.directions import directions as directions
+from varla.ops.linear_attention import linear_attention as linear_attention
+from varla.ops.linear_attention import linear_attention_step as linear_attention_step
+from varla.ops.memory import memory as memory
+from varla.ops.state import DeltaRuleState as DeltaRuleState
+from varla.ops.state import DirectionState as DirectionState
+from varla.ops.state import LinearAttentionState as LinearAttentionState
+from varla.ops.state import MemoryState as MemoryState
+from varla.ops.state import State as State
+from varla.ops.state import VLAState as VLAState
+from varla.ops.vla import vla as vla
+from varla.ops.vla import vla_step as vla_step

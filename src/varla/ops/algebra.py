@@ -15,35 +15,36 @@ def outer(x: Tensor, y: Tensor) -> Tensor:
 
 
 def dot(x: Tensor, y: Tensor) -> Tensor:
-    """Inner product over the last dimension, which is kept with size 1."""
+    """Inner product over the last dimension, [..., i] and [..., i] to [..., 1]."""
     return (x * y).sum(-1, keepdim=True)
 
 
 def symmetric(x: Tensor) -> Tensor:
-    """The symmetric part of [..., D, D]. (A product that is symmetric on paper is so only up to rounding.)"""
+    """The symmetric part of [..., D, D]. Rounding makes a product unsymmetric that is symmetric in exact arithmetic."""
     return (x + x.mT).mul_(0.5)
 
 
 def eye_like(x: Tensor, n: int) -> Tensor:
-    """The n x n identity in x's precision, on x's device."""
+    """The n x n identity with x's dtype, on x's device."""
     return torch.eye(n, dtype=x.dtype, device=x.device)
 
 
 def solve_lower(L: Tensor, X: Tensor, unit: bool = False) -> Tensor:
-    """L^-1 X for lower triangular L [M, n, n] and X [M, n, d]; with `unit`, the diagonal is taken as 1.
+    """L^-1 X for lower triangular L [M, n, n] and X [M, n, d]. With `unit`, the diagonal is assumed to be 1.
 
-    Solved from the right on the transposes, which row-major tensors already are to LAPACK: no copies into column order.
+    We solve the transposed system from the right. LAPACK is column-major and reads a row-major tensor as its
+    transpose, so nothing is copied.
     """
     solved: Tensor = torch.linalg.solve_triangular(L.mT, X.mT, upper=True, left=False, unitriangular=unit)
     return solved.mT
 
 
 def solve_lower_transposed(L: Tensor, X: Tensor, unit: bool = False) -> Tensor:
-    """L^-T X, likewise."""
+    """L^-T X; see `solve_lower`."""
     solved: Tensor = torch.linalg.solve_triangular(L, X.mT, upper=False, left=False, unitriangular=unit)
     return solved.mT
 
 
 def by_chunk(x: Tensor, N: int) -> Tensor:
-    """[G N, *] as [G, N, *]: M = G N matrices are G chunks of N heads, chunk by chunk."""
+    """[G N, *] as [G, N, *]: G chunks of N heads, ordered by chunk."""
     return x.view(-1, N, *x.shape[1:])

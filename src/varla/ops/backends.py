@@ -1,4 +1,4 @@
-"""The forms an operator can be computed in, and which of them can run here."""
+"""The backends: the forms that an operator can be computed in, and which of them can run on this machine."""
 
 import importlib.util
 import os
@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 @dataclass(frozen=True)
 class Backend:
-    """One form. `available` is False where it cannot run here, and `reason` then says why."""
+    """One form of the operators. `available` is False if it cannot run here; `reason` then says why."""
 
     name: str
     summary: str
@@ -38,8 +38,8 @@ def _no_triton() -> str | None:
     return None
 
 
-# torch.compile takes the answer as it finds it. This is what torch.compiler.assume_constant_result does, without its
-# import of the whole compiler.
+# torch.compile treats the result as a constant. torch.compiler.assume_constant_result sets the same mark, but imports
+# the whole compiler.
 _no_triton.__dict__["_dynamo_marked_constant"] = True
 
 
@@ -47,19 +47,19 @@ _triton_found: list[bool] = []  # not empty once it was: what is installed does 
 
 
 def triton_interpreted() -> bool:
-    """Whether Triton is told to run kernels in its interpreter, on the CPU."""
+    """Whether TRITON_INTERPRET tells Triton to run kernels in its interpreter, on the CPU."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes")
 
 
 def has_tangent(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether one of them carries a derivative in forward mode."""
+    """Whether one of the tensors carries a forward-mode derivative."""
     return any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors)  # type: ignore[no-untyped-call]
 
 
 def transformed(tensors: Sequence[Tensor]) -> bool:
-    """Whether derivatives are wanted that operators made of kernels do not have: forward mode, torch.func's.
+    """Whether the call needs derivatives that the kernels do not have: forward mode, or transforms of torch.func.
 
-    PyTorch would take such an operator for a constant.
+    PyTorch would treat the operator as a constant there.
     """
     if has_tangent(tensors):
         return True
@@ -68,24 +68,24 @@ def transformed(tensors: Sequence[Tensor]) -> bool:
 
 
 def can_launch(like: Tensor, *others: Tensor) -> bool:
-    """Whether a kernel can take a tensor like this one, on a GPU, and be derived as is wanted of it and the others."""
+    """Whether a kernel can run on the GPU for a tensor like this one, with the derivatives that the call needs."""
     return like.is_cuda and cannot_launch(like) is None and not transformed((like, *others))
 
 
-# Below so many numbers PyTorch's own norms and gates are taken: all of them wait for the host there, and PyTorch's cost
-# it less. A step of decoding has some hundreds.
-FEW = 2**20
+# Below this many elements we use PyTorch's norm and gate: the call is launch-bound, and PyTorch launches faster
+# (benchmarks/RESULTS.md).
+MIN_KERNEL_ELEMENTS = 2**20
 
 
 def worth_a_kernel(like: Tensor, *others: Tensor) -> bool:
-    """Whether, beyond that, there is enough to do."""
-    return like.numel() >= FEW and can_launch(like, *others)
+    """Whether a kernel can run (`can_launch`) and the tensor is large enough to gain from it."""
+    return like.numel() >= MIN_KERNEL_ELEMENTS and can_launch(like, *others)
 
 
 def cannot_launch(like: Tensor, sizes: Mapping[str, int] | None = None, instead: str = "another form") -> str | None:
-    """Why the kernels cannot take inputs like this one and of these sizes here, and what to use `instead`.
+    """Why the kernels cannot run here on inputs like this one and of these sizes; None if they can.
 
-    None if they can.
+    The reason tells the user what to use `instead`.
     """
     if not _triton_found:
         missing: str | None = _no_triton()
@@ -105,14 +105,14 @@ def cannot_launch(like: Tensor, sizes: Mapping[str, int] | None = None, instead:
 _FORMS: dict[str, tuple[str, Callable[[], str | None]]] = {
     "reference": ("Algorithm 1, one token at a time: the specification", lambda: None),
     "chunk": ("the chunk-wise form in PyTorch, with a hand-written backward", _no_lapack),
-    "triton": ("GPU kernels: vla in chunks, the others token by token, and in chunks where long", _no_triton),
+    "triton": ("GPU kernels: vla in chunks, the others token by token or, if long, in chunks", _no_triton),
 }
 
 
 def backends() -> dict[str, Backend]:
-    """Every backend by name: what it is, whether it can run here, and if not, why not."""
-    found = {}
+    """Every backend by name: what it is, whether it can run here, and if not, why."""
+    result = {}
     for name, (summary, missing) in _FORMS.items():
         reason = missing()
-        found[name] = Backend(name, summary, reason is None, reason)
-    return found
+        result[name] = Backend(name, summary, reason is None, reason)
+    return result

@@ -1,4 +1,4 @@
-"""Checks of what users pass in. Each raises a ValueError or TypeError that says what is wrong and what is allowed."""
+"""Checks of the users' tensors. Each raises a ValueError or TypeError that says what is wrong and what is allowed."""
 
 from collections.abc import Mapping
 from functools import reduce
@@ -14,8 +14,8 @@ _FLOAT_NAMES = "float16, bfloat16, float32 or float64"
 def check_inputs(inputs: Mapping[str, tuple[Tensor, str]]) -> tuple[list[Tensor], dict[str, int]]:
     """Check named tensors against their dimensions, e.g. {"q": (q, "B T H D"), ...}.
 
-    Returns the tensors, all of one type, and the size of each dimension. Under autocast, types may differ (a layer
-    mixes what its parts produce) and the widest wins, as for torch's own operators that take several tensors.
+    Returns the tensors, all of one dtype, and the size of each dimension. Under autocast, dtypes may differ, because a
+    layer mixes the outputs of several modules. The widest is used, as in PyTorch's own operators.
     """
     for name, (x, _) in inputs.items():
         if not isinstance(x, Tensor):
@@ -42,7 +42,7 @@ def check_inputs(inputs: Mapping[str, tuple[Tensor, str]]) -> tuple[list[Tensor]
 
 
 def check_cu_seqlens(cu_seqlens: object, B: int, device: torch.device) -> TypeGuard[Tensor]:
-    """Check everything about cu_seqlens but its values, which only the host can read (`packing.sequence_bounds`)."""
+    """Check dtype, shape and device of cu_seqlens. `packing.sequence_bounds` checks its values, on the host."""
     if not isinstance(cu_seqlens, Tensor):
         raise TypeError(f"cu_seqlens must be an integer tensor, got {type(cu_seqlens).__name__}")
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
@@ -57,14 +57,14 @@ def check_cu_seqlens(cu_seqlens: object, B: int, device: torch.device) -> TypeGu
 
 
 def check_untracked(why: str, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse tensors that autograd would have to follow."""
+    """Raise a ValueError if autograd would track one of the tensors. The message begins with `why`."""
     for name, x in tensors.items():
         if torch.is_grad_enabled() and x.requires_grad:
             raise ValueError(f"{why}, and {name} requires grad; call it under torch.no_grad(), or detach {name}")
 
 
 def check_shapes(inputs: Mapping[str, tuple[Tensor, str]]) -> dict[str, int]:
-    """The size of each dimension letter; raises where two tensors disagree on one."""
+    """The size of each dimension letter. Raises a ValueError if two tensors disagree."""
     sizes: dict[str, int] = {}
     owner: dict[str, str] = {}
     for name, (x, dims) in inputs.items():
@@ -88,7 +88,7 @@ def shape_of(x: Tensor) -> list[int]:
 
 
 def dtype_of(x: Tensor) -> str:
-    """The name of the tensor's type."""
+    """The name of the tensor's dtype."""
     return dtype_name(x.dtype)
 
 

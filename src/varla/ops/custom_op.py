@@ -1,10 +1,10 @@
-"""Functions as operators of PyTorch's dispatcher: opaque to torch.compile, with a backward written by hand.
+"""Registers functions as PyTorch operators: opaque to torch.compile, with a hand-written backward.
 
-This does what torch.library.custom_op does, from its parts. custom_op imports PyTorch's compiler at the first call,
-which takes as long as importing PyTorch itself, and looks for aliases among the results at every call.
+This does what torch.library.custom_op does, without two of its costs. custom_op imports PyTorch's compiler at the first
+call, which takes as long as importing PyTorch itself, and checks the results for aliases at every call.
 
-An operator's schema knows tensors and plain values. A frozen dataclass of settings among a function's arguments becomes
-one typed argument for each of its fields, and is put together again behind the dispatcher.
+An operator's schema allows only tensors and plain values. A frozen dataclass of settings is therefore passed as one
+typed argument for each of its fields, and rebuilt inside the operator.
 """
 
 import inspect
@@ -25,11 +25,11 @@ def operator(
     setup_context: Callable[..., None] | None = None,
     signature: inspect.Signature | None = None,
 ) -> Callable[..., Any]:
-    """torch.ops.varla.<name>.default as a function with the arguments of `function`, by position.
+    """Register torch.ops.varla.<name> and return it as a function with the positional arguments of `function`.
 
-    `function` mutates and aliases nothing. Its `signature`, by default what its annotations say, is the schema. `fake`
-    returns the same for shapes alone. `backward(ctx, *grads)` returns one gradient for each argument of `function`; see
-    torch.library.register_autograd.
+    `function` must not mutate its arguments or return aliases of them. The schema comes from `signature`, by default
+    from the function's annotations. `fake` returns empty results of the right shapes. `backward(ctx, *grads)` returns
+    one gradient for each argument of `function`; see torch.library.register_autograd.
     """
     layout = _Layout(_resolved(function) if signature is None else signature)
     full = f"varla::{name}"
@@ -39,8 +39,8 @@ def operator(
             layout.behind(lambda *nested: setup_context(ctx, nested, output))(*inputs)
 
     def spread(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        found = backward(ctx, *grads)
-        return layout.spread(found if isinstance(found, tuple) else (found,))
+        dinputs = backward(ctx, *grads)
+        return layout.spread(dinputs if isinstance(dinputs, tuple) else (dinputs,))
 
     run = layout.behind(function)
     schema = torch.library.infer_schema(run, mutates_args=())
@@ -55,7 +55,7 @@ def operator(
 def mutating_operator(
     name: str, function: Callable[..., Any], fake: Callable[..., Any], mutates: Sequence[str]
 ) -> Callable[..., Any]:
-    """The same for a function that updates the arguments `mutates` in place and has no gradients."""
+    """Like `operator`, for a function that updates the arguments `mutates` in place and has no gradients."""
     layout = _Layout(_resolved(function))
 
     registered = torch.library.custom_op(f"varla::{name}", layout.behind(function), mutates_args=mutates)
@@ -64,11 +64,11 @@ def mutating_operator(
 
 
 class _Layout:
-    """Where settings stand among a function's arguments, and how they are spread over plain ones."""
+    """Converts between a function's arguments, with settings objects, and the operator's flat arguments."""
 
     def __init__(self, signature: inspect.Signature):
         parameters: list[inspect.Parameter] = []
-        # For each argument: the dataclass and the names of its fields, or None for a plain one.
+        # For each argument: (the settings dataclass, the names of its fields), or None for a plain argument.
         self.kinds: list[tuple[Callable[..., Any], tuple[str, ...]] | None] = []
         for each in signature.parameters.values():
             hint = each.annotation
@@ -85,7 +85,7 @@ class _Layout:
         self.signature = signature.replace(parameters=parameters)
 
     def before(self, registered: Any) -> Callable[..., Any]:
-        """A function with nested arguments that calls the operator with flat ones."""
+        """A function that takes settings objects and calls the operator with flat arguments."""
 
         kinds = self.kinds
 
@@ -102,7 +102,10 @@ class _Layout:
         return call
 
     def behind(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function with flat arguments that calls this one with nested ones, or with the first of them."""
+        """A function that takes flat arguments and calls `function` with settings objects.
+
+        Given fewer flat arguments, it passes on only the first ones.
+        """
         kinds = self.kinds
 
         def call(*flat: Any) -> Any:
@@ -120,35 +123,35 @@ class _Layout:
         return call
 
     def spread(self, grads: Sequence[Any]) -> tuple[Any, ...]:
-        """Gradients of the operator's arguments from those of the function's: settings have none."""
-        found: list[Any] = []
+        """Gradients of the flat arguments from those of the function's arguments. Settings have none."""
+        flat: list[Any] = []
         for grad, kind in zip(grads, self.kinds, strict=True):
-            found += [grad] if kind is None else [None] * len(kind[1])
-        return tuple(found)
+            flat += [grad] if kind is None else [None] * len(kind[1])
+        return tuple(flat)
 
 
 def _resolved(function: Callable[..., Any]) -> inspect.Signature:
-    """The function's signature, its annotations as types."""
+    """The function's signature, with annotations as types instead of strings."""
     signature, hints = inspect.signature(function), get_type_hints(function)
     parameters = [each.replace(annotation=hints[each.name]) for each in signature.parameters.values()]
     return signature.replace(parameters=parameters, return_annotation=hints["return"])
 
 
 def plain_gradients(
-    form: Callable[..., Any], given: Sequence[Tensor | None], grads: Tensor | Sequence[Tensor]
+    form: Callable[..., Any], inputs: Sequence[Tensor | None], grads: Tensor | Sequence[Tensor]
 ) -> list[Tensor | None]:
-    """Differentiable gradients of the non-None inputs `given` (for double backward).
+    """Differentiable gradients of the non-None inputs (for double backward).
 
     `form` computes the operator in plain PyTorch; `grads` are the gradients of its results.
     """
-    leaves = [x if x is None or x.requires_grad else x.detach().requires_grad_() for x in given]
-    there = [x for x in leaves if x is not None]
-    found = iter(torch.autograd.grad(form(*leaves), there, grads, create_graph=True))
-    return [None if x is None else next(found) for x in leaves]
+    leaves = [x if x is None or x.requires_grad else x.detach().requires_grad_() for x in inputs]
+    present = [x for x in leaves if x is not None]
+    dinputs = iter(torch.autograd.grad(form(*leaves), present, grads, create_graph=True))
+    return [None if x is None else next(dinputs) for x in leaves]
 
 
 def refuse_double_backward(backend: str) -> Callable[..., Any]:
-    """The backward of a hand-written backward: an error that says what to use instead."""
+    """The backward of a hand-written backward: it raises an error that says what to use instead."""
 
     def refuse(ctx: Any, *grads: Any) -> Any:
         raise RuntimeError(

@@ -1,7 +1,7 @@
 """What the VLA paper calls DeltaNet: S <- g S + (v - S k) k^T, o = S q, with a gate g in (0, 1] that decays all of S.
 
-The delta rule of Yang et al. is `delta_rule`; this one writes with full strength and forgets everything alike. In the
-paper's text the gate is a number; in its experiments every value channel (row of S) has its own.
+The delta rule of Yang et al. is `delta_rule`. This one has no write strength, and its gate decays all keys alike. In
+the paper's text the gate is a scalar; in its experiments every value channel (row of S) has its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,11 +16,11 @@ from varla.ops.memory.settings import MemorySettings
 from varla.ops.packing import check_packing
 from varla.ops.state import DeltaRuleState
 
-# With a gate per channel: tokens up to which the loop is faster than chunks (on a CPU), and the chunks' size.
+# With a gate per channel: up to how many tokens the loop is faster than chunks (on a CPU), and tokens in a chunk.
 CHANNEL_LOOP_TOKENS, CHANNEL_CHUNK = 128, 16
 
-# Up to so many tokens "auto" takes the kernels, which go token by token; beyond, PyTorch's chunks are faster
-# (benchmarks/RESULTS.md).
+# "auto" uses the kernels up to this many tokens. They go token by token; for longer sequences the chunk form in PyTorch
+# is faster (benchmarks/RESULTS.md).
 KERNEL_TOKENS = 2048
 
 
@@ -46,21 +46,21 @@ def decayed_delta_rule(
 def decayed_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, *, return_state: bool = False, **options: Unpack[Call]
 ) -> Tensor | tuple[Tensor, DeltaRuleState]:
-    """The paper's eq. (deltanet) in the contract of `varla.vla`, whose arguments of the same name mean the same.
+    """The paper's eq. (deltanet). Arguments that `varla.vla` also has mean the same here.
 
     Args:
         q: queries [B, T, H, D], used as they are.
         k: keys [B, T, H, D].
         v: values [B, T, H, Dv].
-        log_gate: logarithm of the gate [B, T, H], or of one for each value channel [B, T, H, Dv]; at most 0 (for a
-            sigmoid gate, `logsigmoid` of its input).
+        log_gate: logarithm of the gate [B, T, H], or one for each value channel [B, T, H, Dv]; at most 0 (for a sigmoid
+            gate, `logsigmoid` of its input).
         normalize_key: divide keys by their length.
         initial_state, return_state, cu_seqlens, chunk_size: as for `varla.vla`.
-        backend: "reference", "chunk", "triton" (one token after the other, on a GPU) or "auto". In chunks, a gate per
-            channel is Dv heads with one value each, and costs as much.
+        backend: "reference", "chunk", "triton" (token by token, on a GPU) or "auto". The chunk form computes a gate per
+            channel as Dv heads with one value each, which costs Dv times as much.
 
     Returns:
-        o [B, T, H, Dv] in the inputs' type, or (o, DeltaRuleState) with `return_state`.
+        o [B, T, H, Dv] in the inputs' dtype, or (o, DeltaRuleState) with `return_state`.
     """
     call, own = split(options, SCALARS)
     settings = _settings(**own)
@@ -94,7 +94,7 @@ def decayed_delta_rule_step(
 def _checked(
     q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, where: str
 ) -> tuple[tuple[Any, ...], dict[str, int], bool]:
-    """(the memory's inputs, sizes, whether every channel has its own gate) of tensors with dimensions `where` first."""
+    """(the memory's inputs, sizes, whether every channel has its own gate); tensors begin with dimensions `where`."""
     per_channel = isinstance(log_gate, Tensor) and log_gate.dim() == len(where.split()) + 1
     gate = f"{where} Dv" if per_channel else where
     (q, k, v, log_gate), sizes = check_inputs(
@@ -118,11 +118,11 @@ def _by_rows(
     cu_seqlens: Tensor | None,
     chunk_size: int,
 ) -> Any:
-    """The chunk form with a gate per channel: rows of S do not mix, so that each can be a head with one value."""
+    """The chunk form with a gate per channel. Rows of S do not mix, so each is computed as a head with one value."""
     q, k, v, *_, log_gate = inputs
     H, D, Dv = (sizes[letter] for letter in ("H", "D", "Dv"))
-    whole = {**sizes, "B": check_packing(cu_seqlens, sizes["B"], sizes["T"], q.device)}
-    state = begin(_CHANNELS, "initial_state", initial_state, whole, settings, q)
+    unpacked = {**sizes, "B": check_packing(cu_seqlens, sizes["B"], sizes["T"], q.device)}
+    state = begin(_CHANNELS, "initial_state", initial_state, unpacked, settings, q)
     q, k = (x.repeat_interleave(Dv, 2) for x in (q, k))
     v_rows, gate_rows = (x.flatten(2)[..., None] for x in (v, log_gate))
     o, rows = run(
@@ -135,5 +135,5 @@ def _by_rows(
 
 
 _DECAYED = Mechanism(DeltaRuleState, reference_form, memory_chunk, kernel_form, kernel_tokens=KERNEL_TOKENS)
-# With a gate per channel nothing is faster on a GPU than the kernels, however long the sequence.
+# With a gate per channel the kernels are the fastest form on a GPU at every length.
 _CHANNELS = Mechanism(DeltaRuleState, reference_form, memory_chunk, kernel_form)

@@ -1,7 +1,7 @@
 """The delta rule (DeltaNet, Yang et al. 2024): S <- S (I - beta k k^T) + beta v k^T, o = S q.
 
-The memory that writes errors along the keys themselves, with a strength. This is not what the VLA paper calls DeltaNet,
-which decays S by a gate and writes with full strength.
+It is `memory` that writes errors along the keys, with a write strength beta. The VLA paper calls another rule DeltaNet:
+that one has a gate that decays S, and no beta (`decayed_delta_rule`).
 """
 
 from collections.abc import Mapping
@@ -47,23 +47,24 @@ def delta_rule(
 def delta_rule(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *, return_state: bool = False, **options: Unpack[Call]
 ) -> Tensor | tuple[Tensor, DeltaRuleState]:
-    """The delta rule in the contract of `varla.vla`, whose arguments of the same name mean the same.
+    """The delta rule. Arguments that `varla.vla` also has mean the same here.
 
     Args:
         q: queries [B, T, H, D], raw.
         k: keys [B, T, H, D], raw.
         v: values [B, T, H, Dv].
         beta: write strengths [B, T, H], usually in (0, 1): 0 writes nothing, 1 replaces what the key held.
-        feature_map: "identity" or "elu1", before the normalisations. (Yang et al. use SiLU: apply it to q and k.)
+        feature_map: "identity" or "elu1", applied before the normalisations. (Yang et al. use SiLU: apply it to q and k
+            yourself.)
         normalize_query: divide queries by their length.
-        normalize_key: divide keys by their length; without it the recurrence can diverge for |k|^2 beta > 2.
+        normalize_key: divide keys by their length. Without it the recurrence can diverge if |k|^2 beta > 2.
         scale: factor on the queries. None: D ** -0.5, as in flash-linear-attention.
         initial_state, return_state, cu_seqlens, chunk_size: as for `varla.vla`.
-        backend: "reference", "chunk", "triton" (on a GPU; one token after the other, or in chunks where sequences are
-            long) or "auto".
+        backend: "reference", "chunk", "triton" (on a GPU; token by token for short sequences, else in chunks) or
+            "auto".
 
     Returns:
-        o [B, T, H, Dv] in the inputs' type, or (o, DeltaRuleState) with `return_state`.
+        o [B, T, H, Dv] in the inputs' dtype, or (o, DeltaRuleState) with `return_state`.
     """
     call, own = split(options, SCALARS)
     (q, k, v, beta), sizes = check_inputs(

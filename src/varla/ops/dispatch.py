@@ -1,4 +1,4 @@
-"""What all operators share: settings, defaults of state and backend, packing. Every call goes through `run`."""
+"""What all operators share: settings, default state and backend, packing. Every call goes through `run`."""
 
 import inspect
 import math
@@ -16,18 +16,18 @@ from varla.ops.chunk.op import ChunkOperator
 from varla.ops.packing import check_packing, sequence_bounds
 from varla.ops.state import StateT, check_inplace, check_state
 
-# Below this many tokens the loop is faster than setting a chunk up (python -m benchmarks.cpu).
+# Below this many tokens the loop is faster than the chunk form, which has a fixed cost (python -m benchmarks.cpu).
 LOOP_TOKENS = 4
 
-Held = list[Any]  # the tensors of a state, less the token count; None for those that a mechanism does not keep
-Inputs = Sequence[Any]  # tensors, or None where an operator may do without one
+Held = list[Any]  # the tensors of a state, without the token count; None for those a mechanism does not keep
+Inputs = Sequence[Any]  # tensors, or None for an optional input that was not given
 Result = tuple[Tensor, Held]
 Settings = TypeVar("Settings")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class CallOptions(TypedDict, total=False):
-    """Keywords that every operator takes, beside its scalars and `initial_state`, for type checkers."""
+    """Keywords of every operator, beside its scalars and `initial_state`, for type checkers."""
 
     cu_seqlens: Tensor | None
     backend: str
@@ -39,13 +39,13 @@ CALL: Mapping[str, Any] = {"initial_state": None, "cu_seqlens": None, "backend":
 
 @dataclass(frozen=True)
 class Mechanism(Generic[StateT]):
-    """An operator's parts: its state, its forms, and how a state begins if not as zeros.
+    """The parts of an operator: its state, its forms, and its initial state if that is not zero.
 
     `reference` takes (inputs [B, T, H, *], tensors of the state, token counts, *settings), all in the state's
-    precision. `kernels` takes (inputs, tensors of the state, token counts, cu_seqlens, settings, whether derivatives
-    are wanted) and imports Triton. Both return (outputs, tensors of the state). `kernel_tokens`: up to how many tokens
-    "auto" takes the kernels. `decode` takes one token [B, H, *], the state and the settings, updates the state in place
-    and returns the outputs.
+    precision. `kernels` takes (inputs, tensors of the state, token counts, cu_seqlens, settings, whether a backward
+    follows) and imports Triton. Both return (outputs, tensors of the state). "auto" uses the kernels up to
+    `kernel_tokens` tokens. `decode` takes one token [B, H, *], the state and the settings; it updates the state in
+    place and returns the outputs.
     """
 
     state: type[StateT]
@@ -63,7 +63,7 @@ def defaults_of(kind: type[Any]) -> dict[str, Any]:
 
 
 def accepts(*defaults: Mapping[str, Any]) -> Callable[[Function], Function]:
-    """Show these keywords in place of **options where a function's signature is looked at."""
+    """Show these keywords instead of **options in a function's signature, for help() and editors."""
 
     def decorate(function: Function) -> Function:
         signature, only = inspect.signature(function), inspect.Parameter.KEYWORD_ONLY
@@ -76,7 +76,7 @@ def accepts(*defaults: Mapping[str, Any]) -> Callable[[Function], Function]:
 
 
 def split(options: Mapping[str, Any], scalars: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(keywords of the call, scalars) of what an operator was given; a name that is neither is refused."""
+    """Split an operator's keywords into (keywords of the call, scalars). Raises a TypeError for any other name."""
     call, own = dict(CALL), {}
     for name, value in options.items():
         if name in call:
@@ -89,7 +89,7 @@ def split(options: Mapping[str, Any], scalars: Mapping[str, Any]) -> tuple[dict[
 
 
 def refuse_option(name: str, known: list[str]) -> None:
-    """Raise a TypeError, as Python does for a keyword that a function has not, with the nearest one that it has."""
+    """Raise a TypeError, as Python does for an unknown keyword, and suggest the nearest known one."""
     try:
         refuse_unknown("option", name, known)
     except ValueError as error:
@@ -97,13 +97,13 @@ def refuse_option(name: str, known: list[str]) -> None:
 
 
 def settings_of(kind: type[Settings], options: Mapping[str, Any]) -> Settings:
-    """The settings with these values, checked when they are first made, not at every call."""
+    """Settings with these values. They are cached, so values are checked once and not at every call."""
     if torch.compiler.is_compiling():
         return kind(**options)
     try:
-        found: Settings = _settings(kind, **options)  # type: ignore[arg-type]
-        return found
-    except TypeError:  # a value that cannot be a key of the cache, or not a value: the class says which
+        settings: Settings = _settings(kind, **options)  # type: ignore[arg-type]
+        return settings
+    except TypeError:  # an unhashable value, or one of a wrong type: without the cache, the class says which
         return kind(**options)
 
 
@@ -124,7 +124,7 @@ def run(
     backend: str,
     chunk_size: int | None,
 ) -> Any:
-    """Outputs [B, T, H, *], with the final state if asked for. The inputs and settings have been checked."""
+    """Run an operator on checked inputs and settings: outputs [B, T, H, *], or (outputs, state) with `return_state`."""
     if not isinstance(return_state, bool):
         check_flag("return_state", return_state)
     first: Tensor = inputs[0]
@@ -139,7 +139,7 @@ def run(
         o, held = _run_reference(mechanism, inputs, held, t, cu_seqlens, settings)
     else:
         if has_tangent((*inputs, *held)):
-            # torch would take the operator for a constant, and its derivative for zero.
+            # PyTorch would treat the operator as a constant and return zero derivatives.
             raise RuntimeError(
                 f"forward-mode derivatives are not supported by backend={form!r}; use backend='reference'"
             )
@@ -168,7 +168,7 @@ def run_step(
 ) -> tuple[Tensor, StateT]:
     """One token [B, H, *] through the reference loop or the decode kernel: (outputs [B, H, *], state).
 
-    With `inplace`, that state is the one handed in, updated.
+    With `inplace`, the given state is updated and returned.
     """
     check_flag("inplace", inplace)
     first: Tensor = inputs[0]
@@ -198,7 +198,7 @@ def run_step(
 def choose(
     mechanism: Mechanism[StateT], backend: str, chunk_size: int | None, sizes: Mapping[str, int], like: Tensor
 ) -> str:
-    """The form to run on inputs like this one. Nothing is swapped silently: a form that cannot do it is an error."""
+    """The form to run on inputs like this one. A named backend that cannot run is an error, never replaced silently."""
     allowed = ("auto", "reference", "chunk", "triton") if mechanism.kernels else ("auto", "reference", "chunk")
     if backend not in allowed:
         check_choice("backend", backend, allowed)
@@ -221,15 +221,15 @@ def choose(
 def choose_step(
     mechanism: Mechanism[StateT], backend: str, sizes: Mapping[str, int], inputs: Inputs, state: StateT
 ) -> str:
-    """The form to run one token in: "reference" or "triton". "auto" is the kernel, on a GPU and where it can run."""
+    """The form to run one token in: "reference" or "triton". "auto" chooses the kernel on a GPU if it can run."""
     check_choice("backend", backend, ("auto", "reference", *(("triton",) if mechanism.decode else ())))
     first: Tensor = inputs[0]
     if backend == "reference" or (backend == "auto" and not (mechanism.decode and first.is_cuda)):
         return "reference"
     reason = cannot_launch(first, sizes, "backend='reference'")
-    everything = (*inputs, *state.tensors().values())
-    tracked = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in everything)
-    if reason is None and (tracked or has_tangent(everything)):
+    tensors = (*inputs, *state.tensors().values())
+    tracked = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    if reason is None and (tracked or has_tangent(tensors)):
         reason = "the decode kernel has no derivatives; use backend='reference', or torch.no_grad()"
     if reason is not None and backend == "auto":
         return "reference"
@@ -251,7 +251,7 @@ def begin(
     settings: Sequence[Any],
     like: Tensor,
 ) -> StateT:
-    """The state handed in, checked, or a fresh one for inputs like this one."""
+    """The given state, checked; or the initial state for inputs like this one."""
     if state is not None:
         check_state(name, state, mechanism.state, sizes, like.device, like.dtype)
         return state
@@ -269,7 +269,7 @@ def _run_reference(
     cu_seqlens: Tensor | None,
     settings: Sequence[Any],
 ) -> Result:
-    """The loop, in the state's precision, over one sequence of a packed batch after the other."""
+    """The reference loop, in the state's precision. Packed sequences run one after the other."""
     like = inputs[mechanism.chunk.output_like]
     wide = [None if x is None else x.to(held[0].dtype) for x in inputs]
     bounds = None if cu_seqlens is None else zip(*sequence_bounds(cu_seqlens, like.shape[1]), strict=True)

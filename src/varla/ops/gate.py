@@ -1,4 +1,4 @@
-"""A gate with SiLU, as in SwiGLU (Shazeer 2020): silu(g) * x."""
+"""The gate of SwiGLU (Shazeer 2020): silu(g) * x."""
 
 from torch import Tensor
 from torch.nn.functional import silu
@@ -7,7 +7,7 @@ from varla.ops.backends import worth_a_kernel
 
 
 def gated(g: Tensor, x: Tensor) -> Tensor:
-    """silu(g) * x, of two tensors of one shape. On a GPU one kernel where they are large, which keeps nothing else."""
+    """silu(g) * x for two tensors of one shape. Large tensors on a GPU use one kernel, which saves only g and x."""
     if g.dtype == x.dtype and worth_a_kernel(g, x):
         from varla.ops.triton.gate import gate
 
@@ -16,5 +16,5 @@ def gated(g: Tensor, x: Tensor) -> Tensor:
 
 
 def plain(g: Tensor, x: Tensor) -> Tensor:
-    """The same by PyTorch."""
+    """The same in PyTorch."""
     return silu(g) * x

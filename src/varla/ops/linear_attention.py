@@ -1,6 +1,6 @@
 """Linear attention (Katharopoulos et al. 2020): S <- S + v phi(k)^T, o = S phi(q) / (z . phi(q)).
 
-The memory that writes values, not errors, along the keys themselves.
+It is `memory` that writes values, not errors, along the keys.
 """
 
 from collections.abc import Mapping
@@ -39,11 +39,11 @@ def linear_attention(
 def linear_attention(
     q: Tensor, k: Tensor, v: Tensor, *, return_state: bool = False, **options: Unpack[LinearAttentionCall]
 ) -> Tensor | tuple[Tensor, LinearAttentionState]:
-    """Causal linear attention in the contract of `varla.vla`, whose arguments of the same name mean the same.
+    """Causal linear attention. Arguments that `varla.vla` also has mean the same here.
 
-    q, k [B, T, H, D], raw; v [B, T, H, Dv]. Backends "reference", "chunk", "triton" (on a GPU; one token after the
-    other, or in chunks where sequences are long) and "auto".
-    Returns o [B, T, H, Dv] in the inputs' type, or (o, LinearAttentionState) with `return_state`.
+    q, k [B, T, H, D], raw; v [B, T, H, Dv]. Backends are "reference", "chunk", "triton" (on a GPU; token by token for
+    short sequences, else in chunks) and "auto".
+    Returns o [B, T, H, Dv] in the inputs' dtype, or (o, LinearAttentionState) with `return_state`.
     """
     call, own = split(options, SCALARS)
     (q, k, v), sizes = check_inputs({"q": (q, "B T H D"), "k": (k, "B T H D"), "v": (v, "B T H Dv")})
@@ -60,7 +60,7 @@ def linear_attention_step(
     feature_map: str = "elu1",
     normalizer: bool = True,
 ) -> tuple[Tensor, LinearAttentionState]:
-    """One token: q, k [B, H, D], v [B, H, Dv]. Returns (o [B, H, Dv], state); the state handed in is not changed."""
+    """One token: q, k [B, H, D], v [B, H, Dv]. Returns (o [B, H, Dv], state); the given state is not changed."""
     settings = _settings({"eps": eps, "feature_map": feature_map, "normalizer": normalizer})
     (q, k, v), sizes = check_inputs({"q": (q, "B H D"), "k": (k, "B H D"), "v": (v, "B H Dv")})
     return run_step(_LINEAR, (q, k, v, None, None, None), sizes, settings, state)

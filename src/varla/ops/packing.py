@@ -1,4 +1,4 @@
-"""Packed batches: N sequences laid end to end in one batch row, cut at cu_seqlens = [0, l1, l1 + l2, ...]."""
+"""Packed batches: N sequences end to end in one batch row, with offsets cu_seqlens = [0, l1, l1 + l2, ...]."""
 
 from itertools import pairwise
 
@@ -11,7 +11,7 @@ from varla.ops.checks import check_cu_seqlens
 def check_packing(cu_seqlens: object, B: int, T: int, device: torch.device) -> int:
     """Check cu_seqlens (None: nothing is packed) against B rows of T tokens; returns the number of sequences.
 
-    Under torch.compile its values cannot be read here; the operator looks at them when it runs.
+    Under torch.compile its values cannot be read here; the operator checks them when it runs.
     """
     if cu_seqlens is None or not check_cu_seqlens(cu_seqlens, B, device):
         return B
@@ -21,7 +21,7 @@ def check_packing(cu_seqlens: object, B: int, T: int, device: torch.device) -> i
 
 
 def sequence_bounds(cu_seqlens: Tensor, T: int) -> tuple[list[int], list[int]]:
-    """(starts, lengths) of the packed sequences. Raises a ValueError that names the first offset that is wrong."""
+    """(starts, lengths) of the packed sequences. Raises a ValueError that names the first wrong offset."""
     offsets = cu_seqlens.tolist()
     if offsets[0] != 0:
         raise ValueError(f"cu_seqlens must begin with 0, got {offsets[0]}")
@@ -39,11 +39,11 @@ def packed_lengths(cu_seqlens: Tensor, T: int) -> tuple[int, ...]:
 
 
 def token_bounds(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """Where sequences begin among the tokens of x [B, T, *], and where the last one ends, [sequences + 1], checked."""
+    """Offsets of the sequences among the tokens of x [B, T, *], checked: [sequences + 1], the last is the end."""
     B, T = x.shape[:2]
     if cu_seqlens is None:
         return torch.arange(B + 1, device=x.device) * T
-    sequence_bounds(cu_seqlens, T)  # else a kernel would read what is not there
+    sequence_bounds(cu_seqlens, T)  # a wrong offset would make a kernel read out of bounds
     return cu_seqlens.to(x.device, torch.int64)
 
 
@@ -53,7 +53,7 @@ def sequence_of(cu_seqlens: Tensor, T: int) -> Tensor:
 
 
 def pad_packed(x: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Packed [1, T, *] to [N, longest, *], zeros after the end of a sequence."""
+    """Packed [1, T, *] to [N, longest, *], with zeros after the end of each sequence."""
     _, lengths = sequence_bounds(cu_seqlens, x.shape[1])
     return torch.nn.utils.rnn.pad_sequence(list(torch.split(x[0], lengths)), batch_first=True)
 

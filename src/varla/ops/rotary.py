@@ -1,4 +1,4 @@
-"""Rotary positions (Su et al. 2021): dimensions i and i + D / 2 are a pair, turned by position * base ** (-2 i / D)."""
+"""Rotary positions (Su et al. 2021): dimensions i and i + D / 2 are rotated by position * base ** (-2 i / D)."""
 
 import torch
 from torch import Tensor
@@ -7,9 +7,9 @@ from varla.ops.backends import can_launch
 
 
 def angles(position: Tensor, D: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(cosines, sines) [B, T, D / 2] of positions [B, T], to turn queries and keys of this type by.
+    """(cosines, sines) [B, T, D / 2] for positions [B, T], to rotate queries and keys of this dtype.
 
-    Angles are found in float64: float32 counts tokens exactly, but not their angles, beyond some ten thousand.
+    Angles are computed in float64: in float32 they lose precision beyond about ten thousand tokens.
     """
     rate = base ** (-torch.arange(D // 2, dtype=torch.float64, device=position.device) / (D // 2))
     angle = position[..., None] * rate
@@ -18,7 +18,10 @@ def angles(position: Tensor, D: int, base: float, dtype: torch.dtype) -> tuple[T
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [B, T, H, D] turned by angles with these [B, T, D / 2], or [1, T, D / 2] for all rows. On a GPU one kernel."""
+    """Rotate x [B, T, H, D] by angles given as cos, sin [B, T, D / 2], or [1, T, D / 2] for all rows.
+
+    On a GPU this is one kernel.
+    """
     if can_launch(x):
         from varla.ops.triton.rotary import turn
 
@@ -27,7 +30,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def plain(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The same by PyTorch."""
+    """The same in PyTorch."""
     cos, sin = cos[:, :, None], sin[:, :, None]
     first, second = x.to(cos.dtype).chunk(2, -1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)

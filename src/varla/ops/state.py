@@ -1,4 +1,4 @@
-"""What a mechanism remembers: tensors of constant size, batch first, that can be moved, cut loose and saved."""
+"""The states of the mechanisms: tensors of constant size, batch first, that can be moved, detached and saved."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -23,20 +23,20 @@ StateT = TypeVar("StateT", bound="State")
 
 @dataclass(eq=False, repr=False)
 class State:
-    """Base of the states. `LAYOUT` has the dimensions of a state's tensors, by the names of its fields.
+    """Base class of the states. `LAYOUT` maps the name of each tensor to its dimensions.
 
-    A subclass declares its tensors; one whose names have other dimensions than in DIMENSIONS gives its own LAYOUT.
+    A subclass declares its tensors as fields. LAYOUT follows from DIMENSIONS unless the subclass defines its own.
     """
 
     LAYOUT: ClassVar[dict[str, str]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Find the layout, and make the class a pytree node: torch's own tree functions see the tensors inside."""
+        """Set the layout, and register the class as a pytree node so that torch's tree functions find its tensors."""
         super().__init_subclass__(**kwargs)
         if "LAYOUT" not in vars(cls):
             own = vars(cls).get("__annotations__", {})
             cls.LAYOUT = {name: DIMENSIONS[name] for name in own} or cls.LAYOUT
-        cls.__repr__ = State.__repr__  # type: ignore[method-assign]  # `dataclass` would print all numbers
+        cls.__repr__ = State.__repr__  # type: ignore[method-assign]  # the one of `dataclass` prints all values
         pytree.register_pytree_node(
             cls,
             lambda state: (list(state.tensors().values()), None),
@@ -45,7 +45,7 @@ class State:
         )
 
     def __repr__(self) -> str:
-        """Names, shapes and types of the tensors, not their numbers: a state holds thousands of them."""
+        """Names, dtypes and shapes of the tensors, but not their thousands of values."""
         tensors = self.tensors()
         fields = ", ".join(f"{name} {dtype_of(x)} {list(x.shape)}" for name, x in tensors.items())
         devices = ", ".join(sorted({str(x.device) for x in tensors.values()}))
@@ -58,7 +58,7 @@ class State:
 
     @classmethod
     def zeros(cls: type[StateT], sizes: Mapping[str, int], dtype: torch.dtype, device: torch.device) -> StateT:
-        """A state of zeros, its shapes from the letters of `LAYOUT`."""
+        """A state of zeros. `sizes` gives the size of each letter in `LAYOUT`."""
         return cls.of(
             torch.zeros(
                 [sizes[letter] for letter in dims.split()], dtype=torch.int64 if name == "t" else dtype, device=device
@@ -71,11 +71,11 @@ class State:
         return {name: getattr(self, name) for name in self.LAYOUT}
 
     def to(self: StateT, device: torch.device | str) -> StateT:
-        """The state on another device. Its precision is the operator's to choose, so there is no dtype here."""
+        """The state on another device. There is no dtype argument: the operator determines the precision."""
         return self.of(x.to(device) for x in self.tensors().values())
 
     def detach(self: StateT) -> StateT:
-        """The same tensors, cut from the autograd graph (truncated back-propagation through time)."""
+        """The same tensors, detached from the autograd graph (for truncated back-propagation through time)."""
         return self.of(x.detach() for x in self.tensors().values())
 
     def clone(self: StateT) -> StateT:
@@ -84,16 +84,16 @@ class State:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors together. It does not depend on how many tokens were seen."""
+        """Bytes of all tensors together. The number does not grow with the tokens seen."""
         return sum(x.numel() * x.element_size() for x in self.tensors().values())
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state to a safetensors file. The file appears whole or not at all."""
+        """Write the state to a safetensors file, atomically: a crash leaves no partial file."""
         write_safetensors(path, self.tensors(), {"state": type(self).__name__, "version": _FILE_VERSION})
 
     @classmethod
     def load(cls: type[StateT], path: str | os.PathLike[str], device: torch.device | str = "cpu") -> StateT:
-        """Read a state that `save` wrote. A file of anything else is refused with a ValueError."""
+        """Read a state that `save` wrote. Raises a ValueError for any other file."""
         if os.path.isdir(path):
             raise ValueError(f"{path} is a folder, not a state file")
         try:
@@ -121,11 +121,11 @@ class State:
 
 @dataclass(eq=False)
 class VLAState(State):
-    """Memory of `varla.vla`.
+    """State of `varla.vla`.
 
     S [B, H, Dv, D]: the memory matrix, values by keys. A [B, H, D, D]: the inverse penalty matrix, symmetric
-    positive definite. z [B, H, D]: running sum of key features. t [B]: tokens seen, int64. S, A and z are float32
-    (float64 for float64 inputs) whatever the type of the inputs.
+    positive definite. z [B, H, D]: running sum of key features. t [B]: tokens seen, int64. S, A and z are float64 for
+    float64 inputs, and float32 for all other inputs.
     """
 
     S: Tensor
@@ -136,7 +136,7 @@ class VLAState(State):
 
 @dataclass(eq=False)
 class DeltaRuleState(State):
-    """Memory of `varla.delta_rule`: S [B, H, Dv, D] and t [B], as in VLAState."""
+    """State of `varla.delta_rule`: S [B, H, Dv, D] and t [B], as in VLAState."""
 
     S: Tensor
     t: Tensor
@@ -144,7 +144,7 @@ class DeltaRuleState(State):
 
 @dataclass(eq=False)
 class MemoryState(State):
-    """Memory of `varla.memory`: S [B, H, Dv, D], z [B, H, D] and t [B], as in VLAState."""
+    """State of `varla.memory`: S [B, H, Dv, D], z [B, H, D] and t [B], as in VLAState."""
 
     S: Tensor
     z: Tensor
@@ -152,12 +152,12 @@ class MemoryState(State):
 
 
 class LinearAttentionState(MemoryState):
-    """Memory of `varla.linear_attention`, which is that of `varla.memory`."""
+    """State of `varla.linear_attention`, with the tensors of MemoryState."""
 
 
 @dataclass(eq=False)
 class DirectionState(State):
-    """Memory of `varla.directions`: A [B, H, D, D] and t [B], as in VLAState."""
+    """State of `varla.directions`: A [B, H, D, D] and t [B], as in VLAState."""
 
     A: Tensor
     t: Tensor
@@ -171,7 +171,7 @@ def check_state(
     device: torch.device,
     dtype: torch.dtype,
 ) -> None:
-    """Check a state handed in by the user against the inputs' sizes, device and (input) dtype."""
+    """Check a state from the user against the sizes, device and dtype of the inputs."""
     if not isinstance(state, kind):
         raise TypeError(f"{name} must be a {kind.__name__} or None, got {type(state).__name__}")
     wanted = state_dtype(dtype)
@@ -191,7 +191,7 @@ def check_state(
 
 
 def check_inplace(name: str, state: State) -> None:
-    """Check that a state, otherwise sound, can be written into: no holes, no overlaps, nothing for autograd to miss."""
+    """Check that a valid state can be updated in place: its tensors are contiguous and not tracked by autograd."""
     named = {f"{name}.{field}": x for field, x in state.tensors().items()}
     check_untracked("an update in place keeps nothing for a backward", named)
     for label, x in named.items():
@@ -200,7 +200,7 @@ def check_inplace(name: str, state: State) -> None:
 
 
 def _check_state_tensors(tensors: dict[str, tuple[Tensor, str]]) -> None:
-    """Raise unless shapes fit together, t is int64 and all else is float32 or all else float64."""
+    """Raise unless shapes agree, t is int64, and the other tensors are all float32 or all float64."""
     check_shapes(tensors)
     first = next(iter(tensors))
     precision = tensors[first][0].dtype
@@ -213,21 +213,21 @@ def _check_state_tensors(tensors: dict[str, tuple[Tensor, str]]) -> None:
 
 
 def write_safetensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write tensors to a safetensors file, which appears whole or not at all."""
-    path = Path(os.path.realpath(path))  # through a link, not over it
-    held = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    """Write tensors to a safetensors file, atomically: a crash leaves no partial file."""
+    path = Path(os.path.realpath(path))  # a link stays a link, and its target is replaced
+    contiguous = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with aside.open("wb") as file:
-            file.write(safetensors.torch.save(held, metadata))
+        with temporary.open("wb") as file:
+            file.write(safetensors.torch.save(contiguous, metadata))
             file.flush()
             os.fsync(file.fileno())
-        os.replace(aside, path)
+        os.replace(temporary, path)
     except BaseException:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
 def state_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The precision that states are kept in for inputs of the given type: never below float32."""
+    """The dtype of a state for inputs of the given dtype: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,4 +1,4 @@
-"""`varla.vla` and `varla.vla_step`: `directions` and `memory` as one operator, Algorithm 1 of the paper."""
+"""`varla.vla` and `varla.vla_step`: `directions`, then `memory`, as one operator. It is Algorithm 1 of the paper."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ from varla.ops.state import VLAState
 
 
 class VLAOptions(TypedDict, total=False):
-    """The keywords of `varla.vla` that make its settings, for type checkers; see `VLASettings`."""
+    """The scalars of `varla.vla`, for type checkers; see `VLASettings`."""
 
     lambda0: float
     refresh_every: int | None
@@ -47,9 +47,9 @@ class VLAOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class VLASettings:
-    """The scalars of VLA, declared once: the function, the step, the layer and the configurations read them here.
+    """The scalars of VLA. The function, the step, the layer and the configurations all read them here.
 
-    They are those of `directions` and of `memory`; what both have (feature_map, normalize_key) is the same for both.
+    They are the scalars of `directions` and of `memory`. Both have feature_map and normalize_key, with the same value.
     """
 
     lambda0: float = 0.1
@@ -98,7 +98,7 @@ def vla(
 def vla(
     q: Tensor, k: Tensor, v: Tensor, u: Tensor, *, return_state: bool = False, **options: Unpack[VLACall]
 ) -> Tensor | tuple[Tensor, VLAState]:
-    """Variational Linear Attention: Algorithm 1 of the paper, exactly, in the form of your choice.
+    """Variational Linear Attention: Algorithm 1 of the paper. Every backend computes it exactly.
 
         a = directions(k, u)        A <- A - A u u^T A / (1 + u^T A u),   a = A k / |A k|
         o = memory(q, k, v, a)      S <- S + (v - S k) a^T,   z <- z + k,   o = S q / max(q . z, eps)
@@ -107,28 +107,29 @@ def vla(
         q: queries [B, T, H, D], raw: the feature map is applied inside.
         k: keys [B, T, H, D], raw: feature map and normalisation are applied inside.
         v: values [B, T, H, Dv].
-        u: penalty directions [B, T, H, D], raw: normalised inside. A zero u leaves A alone.
-        initial_state: where to go on from; with packed sequences, one row for each.
+        u: penalty directions [B, T, H, D], raw: normalised inside. A zero u does not change A.
+        initial_state: the state to start from, with one row for each sequence. None: S = 0, A = I / lambda0, z = 0.
         return_state: also return the state after the last token.
-        cu_seqlens: [N + 1] offsets that pack N sequences into B = 1; each behaves as if it were alone.
+        cu_seqlens: offsets [N + 1] of N sequences packed into B = 1. Packed sequences do not affect each other.
         backend: "reference", "chunk", "triton" or "auto"; see `varla.backends()`.
         chunk_size: tokens in a chunk, for backend "chunk". None: chosen by D. Any value gives the same result.
-        lambda0: initial penalty; a fresh A is I / lambda0. Not used where `initial_state` is given.
-        refresh_every: A gains `refresh` times the identity after every so many tokens of a sequence, counted over all
-            calls that its state went through. None: never.
-        refresh: size of that refresh (eta).
-        eps: least denominator.
-        gain: write direction from A k: "unit" divides by |A k| (the paper), "projection" by k . A k (then S k = v
-            holds for the newest pair), "raw" by nothing (VLAv2; with u = k, classical recursive least squares).
+        lambda0: initial penalty; the initial A is I / lambda0. Not used with `initial_state`.
+        refresh_every: period of the refresh A <- A + eta I, in tokens of a sequence. Tokens of earlier calls count,
+            through the state. None: no refresh.
+        refresh: size eta of the refresh.
+        eps: smallest denominator.
+        gain: how the write direction a follows from A k. "unit" divides by |A k| (the paper). "projection" divides by
+            k . A k, so that S k = v holds for the newest pair. "raw" is A k itself (VLAv2; with u = k, classical
+            recursive least squares).
         feature_map: "elu1" (ELU + 1), or "identity" if q and k are features already.
-        penalty_scale: length that u is normalised to. None: D ** -0.5, as in Algorithm 1; 1.0: as in the paper's eq.
+        penalty_scale: length of u after normalisation. None: D ** -0.5, as in Algorithm 1; 1.0: as in the paper's eq.
             (penalty).
         normalizer: divide outputs by max(q . z, eps). False: o = S q.
         normalize_key: normalise key features to unit length for S. False: the paper's ablation.
-        update_penalty: False holds A at its initial value: the paper's ablation. There is no refresh then.
+        update_penalty: False keeps A at its initial value, without refresh: the paper's ablation.
 
     Returns:
-        o [B, T, H, Dv] in the inputs' type, or (o, VLAState) with `return_state`.
+        o [B, T, H, Dv] in the inputs' dtype, or (o, VLAState) with `return_state`.
     """
     call, own = split(options, SCALARS)
     settings = settings_of(VLASettings, own).halves
@@ -150,16 +151,16 @@ def vla_step(
     backend: str = "auto",
     **options: Unpack[VLAOptions],
 ) -> tuple[Tensor, VLAState]:
-    """One token of `vla`, in constant memory. The options mean what they mean there.
+    """One token of `vla`, in constant memory. The options are those of `vla`.
 
     q, k, u [B, H, D], v [B, H, Dv]; `state` None begins a sequence. Returns (o [B, H, Dv], state).
 
     Args:
-        inplace: False leaves the state handed in as it was. True updates it, and returns it: no second copy of it is
-            made, and on CUDA the call can be captured in a CUDA graph. Its tensors must be contiguous, and nothing may
-            require grad (outside torch.no_grad()).
-        backend: "reference" (the loop, with derivatives), "triton" (one kernel for all rows and heads, without), or
-            "auto": the kernel, on a GPU and without gradients; else the loop.
+        inplace: False does not change the given state. True updates and returns it, without a copy, so that a CUDA
+            graph can capture the call. The state's tensors must be contiguous. No tensor may require grad, except under
+            torch.no_grad().
+        backend: "reference" (the loop, with derivatives), "triton" (one kernel for all rows and heads, without
+            derivatives), or "auto": the kernel on a GPU if no gradients are needed, else the loop.
     """
     for name in options.keys() - SCALARS.keys():
         refuse_option(name, ["inplace", "backend", *SCALARS])

@@ -1,12 +1,12 @@
 """Cold starts: what is said of times and new cache files."""
 
 from benchmarks.gpu import cold
-from benchmarks.gpu.record import Found
+from benchmarks.gpu.record import Findings
 
 
 def test_cold_start_names_the_shapes_that_compile():
     compile(cold.COLD, "cold", "exec")
-    found = Found()
+    found = Findings()
     cold.judge(found, 64, {"marks": [3.0, 18.0, 5.0], "files": 90, "new": {"B=1 T=1": 6, "B=2 T=9": 0}})
     assert [goal["met"] for goal in found.goals] == [False, False]
     assert found.goals[0]["found"] == 21

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from benchmarks.gpu import forms, paper, timing
-from benchmarks.gpu.record import Found, Options
+from benchmarks.gpu.record import Findings, Options
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_crossover(ours, theirs, tokens):
 def test_the_loop_is_held_against_the_kernels(fake, monkeypatch):
     monkeypatch.setattr(timing, "once", lambda call: 599.0)
     monkeypatch.setattr(forms.Work, "both", lambda self: None)
-    found = Found()
+    found = Findings()
     paper.loop(found, Options(quick=True))
     (rows,) = found.tables.values()
     assert [row["speed-up"] for row in rows] == [299.5] * 6

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import forms, parts
-from benchmarks.gpu.record import Found, Options
+from benchmarks.gpu.record import Findings, Options
 from tests.ops.triton.cases import round_to_nearest
 
 
@@ -19,7 +19,7 @@ def small(fake, monkeypatch):
 
 
 def test_a_row_of_each(small):
-    found = Found()
+    found = Findings()
     parts.run(found, Options(quick=True))
     ((title, rows),) = found.tables.items()
     assert title == "bf16, 10 tokens, width 8"

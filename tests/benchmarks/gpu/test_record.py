@@ -6,13 +6,13 @@ import math
 import pytest
 import torch
 
-from benchmarks.gpu.record import Found, render, save
+from benchmarks.gpu.record import Findings, render, save
 
 
 def test_sections_measured_apart_end_up_together(results, monkeypatch):
     monkeypatch.setenv("VARLA_COMMIT", "abc")
     for name, column in (("speed", {"ms": 1.0}), ("accuracy", {"error": 2.0}), ("speed", {"ms": 3.0})):
-        save(name, Found(tables={"a title": [column]}), order=("accuracy", "paper", "speed"))
+        save(name, Findings(tables={"a title": [column]}), order=("accuracy", "paper", "speed"))
     kept = json.loads(results.read_text())
     assert list(kept["sections"]) == ["accuracy", "speed"]
     assert kept["sections"]["speed"]["tables"] == {"a title": [{"ms": 3.0}]}
@@ -33,14 +33,14 @@ def test_sections_measured_apart_end_up_together(results, monkeypatch):
     ],
 )
 def test_goals(value, limits, is_met):
-    found = Found()
+    found = Findings()
     found.goal("speed", value, **limits)
     assert found.goals[0]["met"] is is_met
     assert ("yes" if is_met else "NO") in render("speed", found)
 
 
 def test_tables_have_every_column_of_every_row():
-    found = Found(tables={"times": [{"form": "a", "ms": 1234.5}, {"form": "b", "error": "none"}]})
+    found = Findings(tables={"times": [{"form": "a", "ms": 1234.5}, {"form": "b", "error": "none"}]})
     header, _, first, second = render("speed", found).splitlines()[3:7]
     assert header.split() == ["form", "ms", "error"]
     assert first.split() == ["a", "1234", "-"]

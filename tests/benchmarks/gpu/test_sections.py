@@ -2,12 +2,12 @@
 
 import json
 
-from benchmarks.gpu.record import Found, Options, render, save
+from benchmarks.gpu.record import Findings, Options, render, save
 from benchmarks.gpu.sections import SECTIONS, run
 
 
 def test_a_section_that_fails_is_reported_and_overwrites_nothing(results, monkeypatch):
-    save("paper", Found(tables={"a title": [{"ms": 1.0}]}), list(SECTIONS))
+    save("paper", Findings(tables={"a title": [{"ms": 1.0}]}), list(SECTIONS))
 
     def broken(found, options):
         raise RuntimeError("no luck")

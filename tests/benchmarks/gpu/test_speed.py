@@ -4,7 +4,7 @@ import sys
 import types
 
 from benchmarks.gpu import forms, speed
-from benchmarks.gpu.record import Found, Options
+from benchmarks.gpu.record import Findings, Options
 
 
 def test_speed_beside_peers_one_of_which_fails(fake, monkeypatch):
@@ -18,7 +18,7 @@ def test_speed_beside_peers_one_of_which_fails(fake, monkeypatch):
     monkeypatch.setitem(sys.modules, "fake_delta", types.SimpleNamespace(chunk=delta))
     monkeypatch.setattr(forms, "PEERS", {"DeltaNet": ("fake_delta", "chunk"), "MesaNet": ("no_such_module", "chunk")})
     monkeypatch.setattr(forms, "SOFTMAX", {"SDPA": None})
-    found = Found()
+    found = Findings()
     speed.run(found, Options())
     (rows,) = found.tables.values()
     assert called

@@ -13,7 +13,7 @@ from varla.ops import features
 pytest.importorskip("triton")
 
 from varla.ops.triton import features as feature_kernels
-from varla.ops.triton.features import NUMBERS, features_triton, scaled_features
+from varla.ops.triton.features import ELEMENTS, features_triton, scaled_features
 
 Given = tuple[Tensor, Tensor | None]
 
@@ -66,7 +66,7 @@ def test_every_setting_and_width(D: int, kind: str, normalize: bool, beta: bool)
 
 
 @pytest.mark.parametrize("H", [1, 3])
-@pytest.mark.parametrize("T", [1, NUMBERS // 64 - 1, NUMBERS // 64, 2 * NUMBERS // 64 + 1])
+@pytest.mark.parametrize("T", [1, ELEMENTS // 64 - 1, ELEMENTS // 64, 2 * ELEMENTS // 64 + 1])
 def test_every_number_of_rows(T: int, H: int) -> None:
     assert_agrees(make(T, 40, H, B=1), "elu1")
 
@@ -193,7 +193,7 @@ def test_one_of_two_outputs_used(used: int) -> None:
 @pytest.mark.parametrize("beta", [False, True])
 def test_every_element_is_written(beta: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bits where memory that is asked for holds NaN."""
-    given = make(NUMBERS // 8 + 3, 5, beta=beta)
+    given = make(ELEMENTS // 8 + 3, 5, beta=beta)
     settings: tuple[Any, ...] = (DEVICE, torch.float32, "elu1", True, 0.3, torch.float32)
     clean = outcome(features_triton, given, *settings)
 

@@ -13,7 +13,7 @@ from varla.ops.gate import gated, plain
 pytest.importorskip("triton")
 
 from varla.ops.backends import triton_interpreted, worth_a_kernel
-from varla.ops.triton.gate import NUMBERS, gate
+from varla.ops.triton.gate import ELEMENTS, gate
 
 
 def outcome(form: Any, shape: tuple[int, ...], device: str, dtype: torch.dtype, size: float = 1.0) -> dict[str, Tensor]:
@@ -29,7 +29,7 @@ def compared(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, size: f
     return {name: relative(got[name], wanted[name]) for name in wanted}
 
 
-@pytest.mark.parametrize("shape", [(1,), (2, 3, 5), (NUMBERS,), (3, NUMBERS - 1), (2, NUMBERS + 1)])
+@pytest.mark.parametrize("shape", [(1,), (2, 3, 5), (ELEMENTS,), (3, ELEMENTS - 1), (2, ELEMENTS + 1)])
 def test_every_size(shape: tuple[int, ...]) -> None:
     assert max(compared(shape).values()) <= 1e-6
 
@@ -56,7 +56,9 @@ def test_inputs_in_any_memory_order() -> None:
 
 
 def test_what_is_not_alike_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"g and x must be alike, got \[2, 3\] torch.float32 and \[3\]"):
+    with pytest.raises(
+        ValueError, match=r"g and x must have one shape and dtype, got \[2, 3\] torch.float32 and \[3\]"
+    ):
         gate(torch.zeros(2, 3, device=DEVICE), torch.zeros(3, device=DEVICE))
 
 
@@ -79,7 +81,7 @@ def test_the_operator_is_registered_right() -> None:
 
 
 @pytest.mark.skipif(not triton_interpreted(), reason="on a GPU, compute-sanitizer does this")
-@pytest.mark.parametrize("count", [1, NUMBERS + 5])
+@pytest.mark.parametrize("count", [1, ELEMENTS + 5])
 def test_nothing_outside_its_tensors(count: int) -> None:
     from tests.ops.triton.bounds import watched
 
@@ -100,6 +102,6 @@ class TestOnTheGPU:
     def test_what_the_kernel_does_not_take_is_pytorchs(
         self, types: tuple[torch.dtype, torch.dtype], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setitem(worth_a_kernel.__globals__, "FEW", 0)
+        monkeypatch.setitem(worth_a_kernel.__globals__, "MIN_KERNEL_ELEMENTS", 0)
         g, x = (randn(5, 7, seed=i).to("cuda", dtype) for i, dtype in enumerate(types))
         assert torch.equal(gated(g, x), plain(g, x))

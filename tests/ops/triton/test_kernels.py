@@ -231,7 +231,7 @@ class TestOnTheGPU:
     @pytest.mark.parametrize(("D", "Dv"), [(8, 8), (24, 24), (16, 8), (64, 24), (32, 100), (32, 64), (64, 16)])
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     def test_low_precision_at_widths_that_ptxas_gets_wrong(self, D: int, Dv: int, dtype: torch.dtype) -> None:
-        """Version 12.8, where tiles are narrow: see EVEN_BYTES in src/varla/ops/triton/launcher.py.
+        """Version 12.8, where tiles are narrow: see MIN_ROW_BYTES in src/varla/ops/triton/launcher.py.
 
         du at 24 x 24 in bfloat16 is 1.01e-2 on an H200. It comes of a and E, kept in bfloat16: see RESULTS.md.
         """

@@ -12,12 +12,12 @@ from varla.ops.norm import WIDEST, plain, rms_norm
 
 pytest.importorskip("triton")
 
-from varla.ops.backends import FEW, triton_interpreted, worth_a_kernel
+from varla.ops.backends import MIN_KERNEL_ELEMENTS, triton_interpreted, worth_a_kernel
 from varla.ops.triton import norm
-from varla.ops.triton.norm import NUMBERS, TILES, normalize
+from varla.ops.triton.norm import ELEMENTS, TILES, normalize
 
 EPS = 1e-5
-ROWS = NUMBERS // 64  # of a tile, 64 wide
+ROWS = ELEMENTS // 64  # of a tile, 64 wide
 
 
 def outcome(
@@ -42,7 +42,7 @@ def compared(shape: tuple[int, ...], types: tuple[torch.dtype, ...], **options: 
 FLOAT = (torch.float32,) * 3
 
 
-@pytest.mark.parametrize("N", [2, 7, 64, 100, NUMBERS, NUMBERS + 1])
+@pytest.mark.parametrize("N", [2, 7, 64, 100, ELEMENTS, ELEMENTS + 1])
 def test_every_width(N: int) -> None:
     assert max(compared((2, 3, N), FLOAT).values()) <= 1e-6
 
@@ -172,9 +172,9 @@ class TestOnTheGPU:
         bound = 2e-6 if dtype == torch.float32 else torch.finfo(dtype).eps
         assert not {name: error for name, error in errors.items() if not error <= bound}
 
-    @pytest.mark.parametrize("few", [0, FEW])
+    @pytest.mark.parametrize("few", [0, MIN_KERNEL_ELEMENTS])
     def test_under_autocast(self, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(worth_a_kernel.__globals__, "FEW", few)
+        monkeypatch.setitem(worth_a_kernel.__globals__, "MIN_KERNEL_ELEMENTS", few)
         x, weight = torch.randn(4, 50, 64, device="cuda"), torch.randn(64, device="cuda")
         with torch.autocast("cuda", torch.bfloat16):
             found = rms_norm(x, weight, EPS)
@@ -184,7 +184,7 @@ class TestOnTheGPU:
         assert relative(found, plain(x, weight, EPS, torch.float32)) <= 4e-3
 
     def test_float64_is_pytorchs(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(worth_a_kernel.__globals__, "FEW", 0)
+        monkeypatch.setitem(worth_a_kernel.__globals__, "MIN_KERNEL_ELEMENTS", 0)
         x, weight = torch.randn(4, 64, device="cuda").double(), torch.randn(64, device="cuda")
         for given in ((x, weight), (x.float(), weight.double())):
             with torch.autocast("cuda", torch.bfloat16):  # which leaves float64 alone
@@ -199,7 +199,7 @@ class TestOnTheGPU:
 
     def test_rows_that_do_not_fit_are_pytorchs(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delattr(norm, "norm_forward")
-        monkeypatch.setitem(worth_a_kernel.__globals__, "FEW", 0)
+        monkeypatch.setitem(worth_a_kernel.__globals__, "MIN_KERNEL_ELEMENTS", 0)
         x = torch.randn(2, WIDEST + 1, device="cuda")
         weight = torch.ones(WIDEST + 1, device="cuda")
         assert relative(rms_norm(x, weight, EPS), plain(x.cpu(), weight.cpu(), EPS, torch.float32)) <= 1e-6

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from varla.ops.triton.plan import CHUNK, FILL, SPANS, make_plan, span_length, spans_needed
+from varla.ops.triton.plan import CHUNK, GPU_PROGRAMS, SPANS, make_plan, span_length, spans_needed
 
 LENGTHS = st.lists(st.integers(0, 3000), min_size=1, max_size=6)
 
@@ -18,7 +18,7 @@ def test_every_token_is_in_one_chunk_and_one_span(lengths: list[int], span: int)
     tokens = list(range(sum(lengths)))
     assert [t for start, count in plan.chunks.tolist() for t in range(start, start + count)] == tokens
     assert [t for start, count, *_ in plan.spans.tolist() for t in range(start, start + count)] == tokens
-    assert plan.whole[:, 1].tolist() == lengths
+    assert plan.sequences[:, 1].tolist() == lengths
     assert plan.empty == tuple(i for i, length in enumerate(lengths) if length == 0)
 
 
@@ -30,13 +30,13 @@ def test_pieces_know_their_place(lengths: list[int], span: int) -> None:
         assert start == starts[sequence] + position
         assert last == (position + count == lengths[sequence])
         assert position % CHUNK == 0  # so that no chunk lies in two spans
-    for (start, count), (sequence, position) in zip(plan.chunks.tolist(), plan.places.tolist(), strict=True):
+    for (start, count), (sequence, position) in zip(plan.chunks.tolist(), plan.chunk_position.tolist(), strict=True):
         assert start == starts[sequence] + position
         assert 1 <= count <= CHUNK
     for sequence in range(len(lengths)):
         mine = plan.spans[plan.span_first[sequence] : plan.span_first[sequence + 1]]
         assert set(mine[:, 2].tolist()) == {sequence}
-        chunks = plan.places[plan.first[sequence] : plan.first[sequence + 1]]
+        chunks = plan.chunk_position[plan.chunk_first[sequence] : plan.chunk_first[sequence + 1]]
         assert set(chunks[:, 0].tolist()) <= {sequence}
 
 
@@ -49,6 +49,6 @@ def test_the_bound_from_shapes_holds(lengths: list[int], span: int) -> None:
 
 
 def test_spans_are_long_where_that_fills_a_gpu() -> None:
-    assert span_length(FILL * SPANS[0], heads=1) == SPANS[0]
-    assert span_length(FILL * SPANS[0] - 1, heads=1) == SPANS[1]
+    assert span_length(GPU_PROGRAMS * SPANS[0], heads=1) == SPANS[0]
+    assert span_length(GPU_PROGRAMS * SPANS[0] - 1, heads=1) == SPANS[1]
     assert span_length(1, heads=1) == SPANS[-1]

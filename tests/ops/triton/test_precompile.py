@@ -17,7 +17,7 @@ from varla.ops.memory.settings import MemorySettings  # noqa: E402
 from varla.ops.memory.triton import kernels  # noqa: E402
 from varla.ops.memory.triton.launch import MemoryLauncher  # noqa: E402
 from varla.ops.triton import launcher, precompile  # noqa: E402
-from varla.ops.triton.launcher import NARROW, Precision, Shape  # noqa: E402
+from varla.ops.triton.launcher import NARROW_KEY, Precision, Shape  # noqa: E402
 from varla.ops.triton.plan import make_plan, span_length  # noqa: E402
 from varla.ops.vla import VLASettings  # noqa: E402
 
@@ -115,8 +115,8 @@ def test_odd_sizes_over_the_memory_of_others(seen: set[tuple[Any, ...]]) -> None
 
 
 def test_narrow_keys_have_full_precision() -> None:
-    narrow, wide = (Precision.of(torch.bfloat16, D, interpreted=False) for D in (NARROW - 1, NARROW))
-    assert narrow == Precision.of(torch.float32, NARROW, interpreted=False)
+    narrow, wide = (Precision.of(torch.bfloat16, D, interpreted=False) for D in (NARROW_KEY - 1, NARROW_KEY))
+    assert narrow == Precision.of(torch.float32, NARROW_KEY, interpreted=False)
     assert (wide.buffer, wide.dot) == (torch.bfloat16, "bf16")
 
 

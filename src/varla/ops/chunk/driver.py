@@ -1,7 +1,7 @@
 """Runs a cell over a plan: forward from the first segment to the last, backward from the last to the first.
 
-States are [rows, H, *] for the user, [N, *] with N = rows x H for a cell. Rows are sorted by falling length, so
-those that go on are always the first ones: a row that ends is cut off the end of the carried state.
+States are [rows, H, *] for the user, and [N, *] with N = rows x H for a cell. Rows are sorted by descending length, so
+the rows that continue always come first. A row that ends is removed from the end of the carried state.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from varla.ops.chunk.window import Window, table
 
 @dataclass(frozen=True)
 class Refresh:
-    """eta times the refreshes before each token, up to and including it [M, n, 1], and in the chunk [M, 1]."""
+    """eta times the refreshes: before each token, up to and including it [M, n, 1], and in the whole chunk [M, 1]."""
 
     before: Tensor
     until: Tensor
@@ -26,22 +26,22 @@ class Refresh:
 
 @dataclass(frozen=True)
 class Context:
-    """What a cell may know of its window: which tokens exist (None: all), and the refreshes (None: no refresh)."""
+    """What a cell knows of its window: which tokens exist (None: all), and the refreshes (None: no refresh)."""
 
     valid: Tensor | None
     refresh: Refresh | None
 
 
-Inputs = Sequence[Any]  # tensors, or None where an operator may do without one
+Inputs = Sequence[Any]  # tensors, or None for an optional input that was not given
 Tensors = Sequence[Tensor]
 
 
 class Cell(Protocol):
     """One segment of an operator, forward and backward.
 
-    A cell sees G chunks of N = rows x heads at once. Inputs arrive raw, as [M, n, *] with M = G N, in the state's
-    precision; the state as [N, *]. `refresh_beat` is (period, eta) of the refresh, None if there is none; `output_like`
-    the input that outputs have the shape of.
+    A cell computes G chunks of N = rows x heads at once. Inputs are raw, [M, n, *] with M = G N, in the state's
+    precision; the state is [N, *]. `refresh_beat` is (period, eta) of the refresh, or None. `output_like` is the index
+    of the input whose shape the outputs have.
     """
 
     output_like: ClassVar[int]
@@ -56,14 +56,14 @@ class Cell(Protocol):
     ) -> tuple[Inputs, Tensors]:
         """Returns (gradients of the inputs, gradients of the state before the first chunk).
 
-        Everything else is computed again from `starts`, the states before each chunk.
+        Everything else is recomputed from `starts`, the states before each chunk.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Job:
-    """One call: the cell, the plan, and the tokens seen before it t [rows]."""
+    """One call: the cell, the plan, and t [rows], the tokens seen before the call."""
 
     cell: Cell
     plan: Plan
@@ -75,7 +75,7 @@ class Job:
         return table(self.plan.order[lo:hi], self.t.device)
 
     def window(self, block: Block, segment: Segment, like: Tensor) -> tuple[Window, Context]:
-        """A segment's window on tokens [B, T, H, *], with what the cell may know of it."""
+        """A segment's window on tokens [B, T, H, *], and the context for the cell."""
         heads = like.shape[1]
         window = Window(self.plan, block, segment, self.packed, self.t.device)
         refresh = None
@@ -87,9 +87,9 @@ class Job:
 
 
 def forward(job: Job, inputs: Inputs, state: Tensors, slots: int) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Inputs [B, T, H, *] and the state to (outputs, final state, the state before every chunk).
+    """(outputs, final state, state before every chunk) from inputs [B, T, H, *] and the state.
 
-    With slots = 0 nothing is kept for the backward and the last list holds empty tensors.
+    With slots = 0, nothing is kept for the backward, and the last list holds empty tensors.
     """
     like = inputs[job.cell.output_like]
     o = torch.empty_like(like, memory_format=torch.contiguous_format)
@@ -111,7 +111,7 @@ def forward(job: Job, inputs: Inputs, state: Tensors, slots: int) -> tuple[Tenso
 
 
 def backward(job: Job, inputs: Inputs, kept: Tensors, do: Tensor, dfinal: Tensors) -> tuple[list[Any], list[Tensor]]:
-    """Gradients of the outputs and of the final state to (gradients of the inputs, gradients of the initial state)."""
+    """(gradients of the inputs, of the initial state) from the gradients of the outputs and of the final state."""
     dinputs = [None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
     dstate = [x.clone() for x in dfinal]
     for block in job.plan.blocks:
@@ -138,7 +138,7 @@ def _flat(x: Tensor) -> Tensor:
 
 
 def _retire(job: Job, block: Block, rows: int, carried: list[Tensor], final: Sequence[Tensor]) -> list[Tensor]:
-    """Keep the first `rows` rows of the carried state; the others have ended and their state is final."""
+    """Keep the first `rows` rows of the carried state. The others have ended: copy their state to `final`."""
     heads = final[0].shape[1]
     ended = job.rows(block.lo + rows, block.lo + carried[0].shape[0] // heads)
     if len(ended) == 0:
@@ -149,7 +149,7 @@ def _retire(job: Job, block: Block, rows: int, carried: list[Tensor], final: Seq
 
 
 def _enlist(job: Job, block: Block, rows: int, carried: list[Tensor], dfinal: Sequence[Tensor]) -> list[Tensor]:
-    """The reverse of `_retire`: rows that end here join with the gradient of their final state."""
+    """The reverse of `_retire`: add the rows that end here, with the gradient of their final state."""
     joining = job.rows(block.lo + carried[0].shape[0] // dfinal[0].shape[1], block.lo + rows)
     if len(joining) == 0:
         return carried
@@ -157,7 +157,7 @@ def _enlist(job: Job, block: Block, rows: int, carried: list[Tensor], dfinal: Se
 
 
 def _keep(segment: Segment, starts: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
-    """Write the states before each chunk to their slots, leaving out rows that have already ended."""
+    """Write the states before each chunk to their slots, without the rows that have already ended."""
     for x, target in zip(starts, kept, strict=True):
         chunks = x.view(segment.chunks, segment.rows, *target.shape[1:])
         for here, slots in _runs(segment):
@@ -165,7 +165,7 @@ def _keep(segment: Segment, starts: Sequence[Tensor], kept: Sequence[Tensor]) ->
 
 
 def _recall(segment: Segment, kept: Sequence[Tensor]) -> list[Tensor]:
-    """The states before each chunk, [M, *]. A row that has ended gets zeros, which its empty chunk maps to zero."""
+    """The states before each chunk, [M, *]. Rows that have ended get zeros, which an empty chunk maps to zeros."""
     starts = []
     for source in kept:
         x = source.new_zeros(segment.chunks, segment.rows, *source.shape[1:])
@@ -176,7 +176,7 @@ def _recall(segment: Segment, kept: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _runs(segment: Segment) -> list[tuple[tuple[slice, slice], slice]]:
-    """Pairs ((chunks, rows) of the segment, slots) that hold the same states; a single pair where no row ends."""
+    """Pairs ((chunks, rows) of the segment, slots) that hold the same states. If no row ends, there is one pair."""
     if segment.running[-1] == segment.rows:
         first = segment.slots[0]
         return [((slice(None), slice(None)), slice(first, first + segment.chunks * segment.rows))]

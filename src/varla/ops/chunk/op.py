@@ -1,4 +1,4 @@
-"""The chunk form of an operator as one PyTorch operator, opaque to torch.compile, with a hand-written backward."""
+"""Registers the chunk form of an operator with PyTorch: opaque to torch.compile, with a hand-written backward."""
 
 import inspect
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from varla.ops.packing import sequence_bounds
 class ChunkOperator:
     """torch.ops.varla.<name>: a cell (see driver.Cell) run over all tokens.
 
-    `inputs` and `state` name the tensors; a question mark marks one that may be None. `settings` are the dataclasses
-    that the cell is made of. Of each input gradients are returned, and of each tensor of the state.
+    `inputs` and `state` name the tensors; a question mark means that a tensor may be None. `settings` are the
+    dataclasses that the cell's constructor takes. The backward returns gradients of all inputs and state tensors.
     """
 
     def __init__(self, name: str, cell: type[Any], inputs: str, state: str, *settings: type[Any]) -> None:
@@ -58,7 +58,7 @@ class ChunkOperator:
         chunk_size: int,
         keep: bool,
     ) -> tuple[Tensor, list[Any]]:
-        """(outputs, final state). `keep` what a backward needs."""
+        """(outputs, final state). With `keep`, the operator also keeps what its backward needs."""
         o, *final = self._forward(*inputs, *state, t, cu_seqlens, *settings, chunk_size, keep)
         rest = iter(final)
         return o, [None if x is None else next(rest) for x in state]
@@ -68,7 +68,7 @@ class ChunkOperator:
         return arguments[:n], arguments[n : n + m], arguments[n + m :]
 
     def _run(self, *arguments: Any) -> list[Tensor]:
-        """[outputs, *final state, *state before every chunk]; the last part is empty unless `keep`."""
+        """[outputs, *final state, *state before every chunk]; without `keep`, the last tensors are empty."""
         inputs, state, (t, cu_seqlens, *settings, chunk_size, keep) = self._split(arguments)
         with torch.autocast(t.device.type, enabled=False):  # products run in the state's precision
             job = self._job(inputs, t, cu_seqlens, settings, chunk_size)
@@ -88,7 +88,7 @@ class ChunkOperator:
         ]
 
     def _run_backward(self, *arguments: Any) -> list[Tensor]:
-        """[*gradients of the inputs, *gradients of the initial state], of those that are not None."""
+        """[*gradients of the non-None inputs, *gradients of the initial state]."""
         inputs = arguments[: self.counts[0]]
         t, cu_seqlens, *settings, chunk_size, kept, do, dfinal = arguments[self.counts[0] :]
         with torch.autocast(t.device.type, enabled=False):
@@ -106,7 +106,7 @@ class ChunkOperator:
     def _setup_context(self, ctx: Any, arguments: Sequence[Any], output: Sequence[Tensor]) -> None:
         inputs, state, (t, cu_seqlens, *settings, chunk_size, _) = self._split(arguments)
         held = len(_present(state))
-        ctx.there = [x is not None for x in (*inputs, *state)]
+        ctx.present = [x is not None for x in (*inputs, *state)]
         ctx.settings, ctx.chunk_size, ctx.held = settings, chunk_size, held
         ctx.save_for_backward(*inputs, t, cu_seqlens, *output[1 + held :])
 
@@ -115,11 +115,11 @@ class ChunkOperator:
         saved = ctx.saved_tensors
         inputs, t, cu_seqlens, kept = saved[:n], saved[n], saved[n + 1], saved[n + 2 :]
         dfinal = list(grads[1 : 1 + ctx.held])
-        found = iter(
+        gradients = iter(
             self._backward(*inputs, t, cu_seqlens, *ctx.settings, ctx.chunk_size, list(kept), grads[0], dfinal)
         )
         rest = [None] * (4 + len(ctx.settings))  # t, cu_seqlens, settings, chunk_size, keep
-        return *(next(found) if there else None for there in ctx.there), *rest
+        return *(next(gradients) if present else None for present in ctx.present), *rest
 
     def _job(
         self,

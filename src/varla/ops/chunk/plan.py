@@ -1,30 +1,30 @@
-"""Which chunks are worked on together: a plan made on the host from the sequence lengths alone.
+"""Which chunks are computed together: a plan that the host makes from the sequence lengths alone.
 
-Sequences (rows of a batch, or the parts of a packed one) are sorted by falling length, cut into chunks of n tokens,
-and handled in two nested loops:
+Sequences (rows of a batch, or parts of a packed one) are sorted by descending length and cut into chunks of n tokens.
+Two nested loops go through them:
 
     block     a few rows at a time, so that memory does not grow with the batch
-      segment   a few consecutive chunks of those rows that are still running
+      segment   a few consecutive chunks of the rows that have tokens left
 
-Inside a segment everything except two short scans is done for all its chunks at once. The state before every chunk
-is kept for the backward, in "slots": one row of a buffer for each (row, chunk) pair, in the order of the loops.
+Inside a segment, everything except two short scans is computed for all chunks at once. The state before every chunk is
+kept for the backward in "slots": one row of a buffer for each (row, chunk) pair, in the order of the loops.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Tokens times heads worked on at a time. Large enough that the cost of calling an operator vanishes, small enough
-# that a segment's intermediates stay in the cache and are a small part of peak memory. A GPU has much of both to fill.
+# Tokens times heads in a segment. It is large enough to hide the overhead of PyTorch calls, and small enough that a
+# segment's intermediates stay in the cache and add little to peak memory. A GPU needs larger segments.
 SEGMENT_TOKENS = 4096
 SEGMENT_TOKENS_GPU = 2**18
 
 
 @dataclass(frozen=True)
 class Segment:
-    """`chunks` chunks from number `first` on, of the first `rows` rows of its block.
+    """Chunks first to first + chunks - 1 of the first `rows` rows of a block.
 
     The state before chunk g of the segment is kept in slots [slots[g], slots[g] + running[g]), where running[g] <= rows
-    is the number of rows that have tokens left in that chunk.
+    is the number of rows that have tokens in that chunk.
     """
 
     rows: int
@@ -36,7 +36,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows [lo, hi) of the sorted order, and the segments they are worked through in."""
+    """Rows [lo, hi) of the sorted order, and their segments."""
 
     lo: int
     hi: int
@@ -55,14 +55,14 @@ class Plan:
 
 
 def slots_needed(rows: int, length: int, chunk_size: int, packed: bool) -> int:
-    """An upper bound, from shapes alone, on the slots a plan uses; exact when nothing is packed."""
+    """An upper bound, from shapes alone, on the slots of a plan. It is exact if nothing is packed."""
     return length // chunk_size + rows if packed else rows * -(-length // chunk_size)
 
 
 def make_plan(
     starts: Sequence[int], lengths: Sequence[int], chunk_size: int, heads: int, segment_tokens: int = SEGMENT_TOKENS
 ) -> Plan:
-    """Plan the sequences that begin at `starts` (a token index within their row) and have `lengths`."""
+    """Plan for sequences that begin at `starts` (token indices within their row) and have `lengths`."""
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     ordered = [lengths[i] for i in order]
     n = max(1, min(chunk_size, ordered[0] if ordered else 1))
@@ -76,12 +76,12 @@ def make_plan(
 
 
 def _plan_block(ordered: list[int], lo: int, hi: int, n: int, units: int, slot: int) -> tuple[Block, int]:
-    counts = [-(-length // n) for length in ordered[lo:hi]]  # chunks of each row, falling
+    counts = [-(-length // n) for length in ordered[lo:hi]]  # chunks of each row, descending
     running = [sum(count > chunk for count in counts) for chunk in range(counts[0])]
     segments, first = [], 0
     while first < len(running):
         rows, last = running[first], first + 1
-        # Rows that end inside a segment are padded to its end: stop before half of them are padding.
+        # Rows that end inside a segment are padded to its end. End the segment before half of the rows are padding.
         while last < len(running) and (last - first + 1) * rows <= units and 2 * running[last] > rows:
             last += 1
         slots = []

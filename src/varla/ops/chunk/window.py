@@ -1,6 +1,7 @@
 """Moves the tokens of one segment between the user's layout [B, T, H, *] and the working layout [M, n, *].
 
-M = G N, for G chunks of n tokens and N = rows x heads: chunk 0 of every head, then chunk 1, ..., one batch of matrices.
+M = G N, for G chunks of n tokens and N = rows x heads. It is one batch of matrices: chunk 0 of every head, then chunk
+1, and so on.
 """
 
 from functools import lru_cache
@@ -14,16 +15,16 @@ _captured: list[Tensor] = []
 
 
 def table(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """Numbers as a tensor [len(values)] int64, kept: a step that runs again, or in a CUDA graph, copies nothing."""
-    found = _table(values, device)
+    """Integers as a cached int64 tensor [len(values)], so that the next call, or a CUDA graph, does not copy them."""
+    tensor = _table(values, device)
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        _captured.append(found)  # the graph holds its address
-    return found
+        _captured.append(tensor)  # the graph holds its address
+    return tensor
 
 
 @lru_cache(maxsize=256)
 def _table(values: tuple[int, ...], device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # it outlives the call
+    with torch.inference_mode(False):  # the cached tensor outlives the call
         return torch.tensor(values, dtype=torch.long, device=device)
 
 
@@ -31,7 +32,7 @@ class Window:
     """One segment's view of the inputs. Tokens past the end of a row are read as zero and never written."""
 
     def __init__(self, plan: Plan, block: Block, segment: Segment, packed: bool, device: torch.device):
-        """`packed`: all rows lie in batch row 0, one after the other, instead of in batch rows of their own."""
+        """`packed`: all rows are in batch row 0, one after the other, instead of one batch row each."""
         self.n, self.G, self.rows = plan.n, segment.chunks, segment.rows
         self.packed, self.device = packed, device
         self.lo = block.lo
@@ -50,14 +51,14 @@ class Window:
         """[B, T, H, d] to contiguous [M, n, d] in the given precision."""
         if self.packed:
             y = x[0].index_select(0, self._index)
-            if not self.full:  # a select, not a product: what was read there may be another row's NaN
+            if not self.full:  # torch.where and not a product: the value read there may be NaN, from another row
                 y = torch.where(self._inside[:, None, None], y, 0)
         else:
             y = x[self.lo : self.lo + self.rows, self.begin : self.end]
             if not self.full:
                 y = torch.nn.functional.pad(y, (0, 0, 0, 0, 0, self.end - self.begin - y.shape[1]))
         y = y.reshape(self.rows, self.G, self.n, *x.shape[2:]).permute(1, 0, 3, 2, 4)
-        # One pass: convert while copying into a new, contiguous tensor.
+        # Convert and make contiguous in one pass.
         y = y.to(dtype, memory_format=torch.contiguous_format, copy=True)
         return y.view(-1, self.n, x.shape[-1])
 
@@ -80,14 +81,14 @@ class Window:
                 target.copy_(y.reshape(self.rows, -1, heads, d)[:, : target.shape[1]])
 
     def valid(self, heads: int) -> Tensor | None:
-        """Which tokens exist, [M, n, 1]; None if all of them do."""
+        """Which tokens exist, [M, n, 1]; None if all do."""
         if self.full:
             return None
         inside = self._positions() < self._lengths()
         return inside[:, :, None].expand(-1, -1, heads, -1).reshape(-1, self.n, 1)
 
     def refreshes(self, t: Tensor, period: int, heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """Refreshes since the chunk began, for rows that had seen t [rows] tokens before this call.
+        """The number of refreshes since the chunk began, for rows that have seen t [rows] tokens before this call.
 
         Returns (before the token [M, n, 1], up to and including it [M, n, 1], in the whole chunk [M, 1]).
         """
@@ -102,7 +103,7 @@ class Window:
         return before[..., None], until[..., None], total
 
     def _positions(self) -> Tensor:
-        """Place of each token within its row, [G, 1, n]."""
+        """Position of each token in its row, [G, 1, n]."""
         return torch.arange(self.begin, self.end, device=self.device).view(self.G, 1, self.n)
 
     def _lengths(self) -> Tensor:

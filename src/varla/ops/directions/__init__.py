@@ -1,4 +1,4 @@
-"""`varla.directions`: along which directions a memory is written, from keys, penalty directions and the state A.
+"""`varla.directions`: the write directions a, from keys k, penalty directions u and the state A.
 
 lambda <- lambda + u u^T,   A = lambda^-1       by Sherman-Morrison, |u| set to `penalty_scale`
 A <- A + eta I                                  every `refresh_every` tokens
@@ -41,23 +41,19 @@ def directions(
 def directions(
     k: Tensor, u: Tensor, *, return_state: bool = False, **options: Unpack[DirectionCall]
 ) -> Tensor | tuple[Tensor, DirectionState]:
-    """The write directions of VLA: lines 8 to 18 of Algorithm 1, exactly, in the form of your choice.
+    """The write directions of VLA: lines 8 to 18 of Algorithm 1. Every backend computes them exactly.
 
-    `varla.memory` writes along them; the two together are `varla.vla`, which is faster.
+    `varla.memory` writes along them. `varla.vla` computes both in one call, and faster.
 
     Args:
         k: keys [B, T, H, D], raw: feature map and normalisation are applied inside.
-        u: penalty directions [B, T, H, D], raw: normalised inside. A zero u leaves A alone.
-        initial_state: where to go on from; with packed sequences, one row for each.
-        return_state: also return the state after the last token.
-        cu_seqlens: [N + 1] offsets that pack N sequences into B = 1; each behaves as if it were alone.
-        backend: "reference", "chunk", "triton" or "auto"; see `varla.backends()`.
-        chunk_size: tokens in a chunk, for backend "chunk". None: chosen by D. Any value gives the same result.
+        u: penalty directions [B, T, H, D], raw: normalised inside. A zero u does not change A.
+        initial_state, return_state, cu_seqlens, backend, chunk_size: as for `varla.vla`.
         options: lambda0, refresh_every, refresh, gain, feature_map, penalty_scale, normalize_key and update_penalty, as
             for `varla.vla`.
 
     Returns:
-        a [B, T, H, D] in the inputs' type, or (a, DirectionState) with `return_state`.
+        a [B, T, H, D] in the inputs' dtype, or (a, DirectionState) with `return_state`.
     """
     call, own = split(options, SCALARS)
     settings = settings_of(DirectionSettings, own)

@@ -1,14 +1,15 @@
 """The chunk form of `directions`: n Sherman-Morrison steps as one Cholesky factorisation (docs/math.md, section 3).
 
-With r the refreshes in the chunk before a token and r' those up to and including it,
+Let r count the refreshes in the chunk before a token, and r' those up to and including it. Then
 
-    W = U A0 + eta r U          row t is the start state's image of u_t
-    L L^T = I + U W^T           read in the lower triangle only: entry (t, s) is u_t . w_s for s <= t
+    W = U A0 + eta r U          row t is (A0 + eta r I) u_t
+    L L^T = I + U W^T           only the lower triangle is read: entry (t, s) is u_t . w_s for s <= t
     Z = L^-1 W                  row t is A_{t-1} u_t / sqrt(delta_t)
     P = K A0 + eta r' K - tril(K Z^T) Z         row t is A_t k_t
     A1 = A0 + eta r'_n I - Z^T Z
 
-Shapes: U, K, W, Z, P [M, n, D], A0 [M, D, D], L [M, n, n], where M = G N: chunk 0 of all N heads, then chunk 1, ...
+Shapes: U, K, W, Z, P [M, n, D], A0 [M, D, D], L [M, n, n], where M = G N: chunk 0 of all N heads, then chunk 1, and so
+on.
 """
 
 from typing import NamedTuple
@@ -24,7 +25,7 @@ from varla.ops.features import Features, unit, unit_backward
 
 
 class DirectionCell:
-    """The chunk form of `directions` by itself: inputs k, u; state A. See chunk.driver.Cell."""
+    """The chunk form of `directions` alone: inputs k, u; state A. See chunk.driver.Cell."""
 
     output_like = 0
 
@@ -52,7 +53,7 @@ class DirectionCell:
 def forward(
     K: Tensor, u: Tensor, A: Tensor, settings: DirectionSettings, refresh: Refresh | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys K and raw u [M, n, D], A [N, D, D]: (a [M, n, D], A before each chunk [M, D, D], A after the last)."""
+    """(a [M, n, D], A before each chunk [M, D, D], A after the last) from keys K, raw u [M, n, D] and A [N, D, D]."""
     A = symmetric(A)
     if settings.update_penalty:
         A0, Z, A = scan(unit(u)[0] * settings.length_of_u(u.shape[-1]), A, refresh)
@@ -62,10 +63,10 @@ def forward(
 
 
 class Recomputed:
-    """The write directions a of a segment once more, from A before each chunk, and their adjoint."""
+    """Recomputes the write directions a of a segment from A before each chunk, for the backward."""
 
     def __init__(self, K: Tensor, u: Tensor, A0: Tensor, settings: DirectionSettings, refresh: Refresh | None):
-        """As for `forward`, A0 [M, D, D]."""
+        """K, u [M, n, D] as for `forward`; A0 [M, D, D] is A before each chunk."""
         self.K, self.A0, self.refresh = K, A0, refresh
         self.length = settings.length_of_u(u.shape[-1])
         self.unit_u, self.inverse = unit(u)
@@ -86,7 +87,7 @@ class Recomputed:
 
 
 class Factor(NamedTuple):
-    """What the factorisation of any number of chunks leaves: W, L, Z as above."""
+    """W, L and Z of any number of chunks, as in the module's equations."""
 
     W: Tensor
     L: Tensor
@@ -94,11 +95,11 @@ class Factor(NamedTuple):
 
 
 def factor(U: Tensor, A0: Tensor, drift: Tensor | None, eye: Tensor) -> Factor:
-    """Factorise chunks whose start states are known. `drift` is eta r U, None without refresh; `eye` is n x n."""
+    """Factorise chunks from the A before each. `drift` is eta r U, or None without refresh; `eye` is n x n."""
     W = torch.bmm(U, A0) if drift is None else torch.baddbmm(drift, U, A0)
     gram = torch.baddbmm(eye, U, W.mT)
     L, info = torch.linalg.cholesky_ex(gram)
-    if U.is_cuda and torch.cuda.is_current_stream_capturing():  # nobody can look now: NaN shows it
+    if U.is_cuda and torch.cuda.is_current_stream_capturing():  # `info` cannot be read now: NaN marks a failure
         L = L.masked_fill((info != 0)[:, None, None], torch.nan)
     elif info.any():
         _refuse_indefinite(gram, info)
@@ -106,12 +107,12 @@ def factor(U: Tensor, A0: Tensor, drift: Tensor | None, eye: Tensor) -> Factor:
 
 
 def factor_all(U: Tensor, A0: Tensor, refresh: Refresh | None) -> Factor:
-    """Factorise a segment's chunks at once, from the state before each of them."""
+    """Factorise all chunks of a segment at once, from the A before each."""
     return factor(U, A0, None if refresh is None else refresh.before * U, eye_like(U, U.shape[1]))
 
 
 def _refuse_indefinite(gram: Tensor, info: Tensor) -> None:
-    """Raise for a factorisation that failed on finite numbers; NaN or inf in a row is left to spread in that row."""
+    """Raise if a factorisation failed on finite numbers. NaN or inf only spreads in its own row, without an error."""
     finite = torch.isfinite(gram).flatten(1).all(1)
     if (finite & (info != 0)).any():
         raise torch.linalg.LinAlgError(  # type: ignore[attr-defined]
@@ -122,7 +123,7 @@ def _refuse_indefinite(gram: Tensor, info: Tensor) -> None:
 
 
 def scan(U: Tensor, A: Tensor, refresh: Refresh | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Walk A [N, D, D] through the chunks. Returns (A before each chunk, Z, A after the last)."""
+    """Carry A [N, D, D] through the chunks. Returns (A before each chunk, Z, A after the last)."""
     eye = eye_like(U, U.shape[1])
     N = A.shape[0]
     steps = by_chunk(U, N).unbind()
@@ -140,7 +141,7 @@ def scan(U: Tensor, A: Tensor, refresh: Refresh | None) -> tuple[Tensor, Tensor,
 
 
 def apply_A(X: Tensor, A0: Tensor, Z: Tensor | None, refresh: Refresh | None) -> Tensor:
-    """Row t is A_t x_t, for any rows X [M, n, D]. Z is None where A is held fixed."""
+    """Row t is A_t x_t, for any X [M, n, D]. Z is None if A is fixed."""
     Y = torch.bmm(X, A0)
     if Z is None:
         return Y
@@ -152,7 +153,7 @@ def apply_A(X: Tensor, A0: Tensor, Z: Tensor | None, refresh: Refresh | None) ->
 def backward(
     U: Tensor, K: Tensor, A0: Tensor, parts: Factor, dP: Tensor, Lam: Tensor, refresh: Refresh | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Adjoint of the A part (docs/math.md, section 5). Lam [N, D, D]: symmetric gradient of A after the last chunk.
+    """Adjoint of P and A1 (docs/math.md, section 5). Lam [N, D, D]: symmetric gradient of A after the last chunk.
 
     Returns (dU, dK, gradient of A before the first chunk).
     """
@@ -161,12 +162,12 @@ def backward(
     Y = torch.bmm(J, U)
     C_K, C_P = torch.bmm(K, Z.mT).tril_(), torch.bmm(dP, Z.mT).tril_()
 
-    # Lam walks back as Pi^T Lam Pi + sym(Phi(dP)^T Phi(K)), with Pi the product of I - z u^T / delta over the chunk.
+    # Before a chunk, Lam is Pi^T Lam Pi + sym(Phi(dP)^T Phi(K)); Pi is the product of I - z u^T / delta over the chunk.
     Pi = torch.baddbmm(eye_like(U, U.shape[-1]), Z.mT, Y, alpha=-1)
     Phi_P, Phi_K = torch.baddbmm(dP, C_P, Y, alpha=-1), torch.baddbmm(K, C_K, Y, alpha=-1)
     after, Lam = congruence_scan(Pi, symmetric(torch.bmm(Phi_P.mT, Phi_K)), Lam)
 
-    # Through P and A1 to Z, through Z = L^-1 W and the factorisation to W and U, all chunks at once.
+    # All chunks at once: from P and A1 to Z, then through Z = L^-1 W and the factorisation to W and U.
     dK = apply_A(dP, A0, Z, refresh)
     dZ = torch.bmm(C_K.mT, dP).baddbmm_(C_P.mT, K).baddbmm_(Z, after, alpha=2).neg_()
     B = torch.bmm(dZ, Z.mT).tril_()
@@ -194,6 +195,6 @@ def congruence_scan(Pi: Tensor, own: Tensor, Lam: Tensor) -> tuple[Tensor, Tenso
 
 
 def backward_fixed(K: Tensor, A0: Tensor, dP: Tensor, dA: Tensor) -> tuple[Tensor, Tensor]:
-    """Adjoint of P = K A where A is held fixed: (dK, gradient of A)."""
+    """Adjoint of P = K A for a fixed A: (dK, gradient of A)."""
     own = by_chunk(torch.bmm(dP.mT, K), dA.shape[0]).sum(0)
     return torch.bmm(dP, A0), dA + symmetric(own)

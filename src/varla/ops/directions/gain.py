@@ -7,7 +7,7 @@ from varla.ops.features import safe_reciprocal, unit, unit_backward
 
 
 def write_direction(alpha: Tensor, k_hat: Tensor, gain: str) -> Tensor:
-    """Scale alpha = A k by the chosen gain: to unit length, so that k . alpha = 1, or not at all."""
+    """Scale alpha = A k by the gain: "unit" so that |alpha| = 1, "projection" so that k . alpha = 1, "raw" not."""
     if gain == "unit":
         return unit(alpha)[0]
     if gain == "projection":
@@ -16,7 +16,7 @@ def write_direction(alpha: Tensor, k_hat: Tensor, gain: str) -> Tensor:
 
 
 class Gain:
-    """The write direction a from P, row t of which is A_t k_t; see `write_direction`."""
+    """The write directions a from P, whose row t is A_t k_t; see `write_direction`."""
 
     def __init__(self, kind: str, P: Tensor, K: Tensor):
         """P, K [M, n, D]."""
@@ -31,13 +31,13 @@ class Gain:
 
     @classmethod
     def of(cls, kind: str, a: Tensor, scale: Tensor, K: Tensor) -> "Gain":
-        """The same from a and what P was multiplied by."""
+        """The gain of a forward that is already computed, from a and the factor that P was multiplied by."""
         found = cls("raw", a, K)
         found.kind, found._scale = kind, scale
         return found
 
     def backward(self, da: Tensor) -> tuple[Tensor, Tensor | float]:
-        """(dP, what reaches K other than through P)."""
+        """(dP, the part of dK that does not come through P)."""
         if self.kind == "unit":
             return unit_backward(da, self.a, self._scale), 0.0
         if self.kind == "projection":

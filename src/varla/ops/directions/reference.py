@@ -1,8 +1,8 @@
 """The specification of `directions`: lines 8 to 18 of Algorithm 1, one token at a time, in plain PyTorch with autograd.
 
-Names follow the paper: A inverse penalty, u penalty direction, alpha write direction. Two clamps of Algorithm 1 are
-left out on purpose. That of delta would only hide that A has lost positive definiteness: else delta is at least 1.
-Those of the norms are for the zero vector alone, for which see `features.unit`.
+Names follow the paper: A is the inverse penalty, u the penalty direction, alpha the write direction. We leave out two
+clamps of Algorithm 1. A positive definite A makes delta at least 1, so its clamp would only hide that A has lost
+positive definiteness. The clamps of the norms matter only for the zero vector, which `features.unit` handles.
 """
 
 import torch
@@ -17,17 +17,16 @@ from varla.ops.features import Features, unit
 def directions_reference(
     k: Tensor, u: Tensor, A: Tensor, t: Tensor, settings: DirectionSettings
 ) -> tuple[Tensor, Tensor]:
-    """(a [B, T, H, D], A) of raw k, u [B, T, H, D] and A [B, H, D, D] after t [B] tokens."""
-    # A stands for a symmetric matrix: reading its symmetric part leaves the value alone and gives the derivative
-    # that every form agrees on.
+    """(a [B, T, H, D], A) from raw k, u [B, T, H, D] and A [B, H, D, D] after t [B] tokens."""
+    # A is symmetric. Taking its symmetric part does not change its value, and defines the derivative for all forms.
     A = symmetric(A)
-    found = []
+    alphas = []
     for k_t, u_t in zip(k.unbind(1), u.unbind(1), strict=True):
         t = t + 1
         k_hat = Features(k_t, settings.feature_map, settings.normalize_key).y  # lines 6-7
         A = penalty_step(A, u_t, t, settings)  # lines 8-15
-        found.append(write_direction(apply(A, k_hat), k_hat, settings.gain))  # lines 17-18
-    return torch.stack(found, 1), A
+        alphas.append(write_direction(apply(A, k_hat), k_hat, settings.gain))  # lines 17-18
+    return torch.stack(alphas, 1), A
 
 
 def penalty_step(A: Tensor, u: Tensor, t: Tensor, settings: DirectionSettings) -> Tensor:
@@ -38,7 +37,7 @@ def penalty_step(A: Tensor, u: Tensor, t: Tensor, settings: DirectionSettings) -
     z_sm = apply(A, u)  # lines 10-12: Sherman-Morrison, eq. (sm)
     delta = 1 + dot(u, z_sm)
     A = A - outer(z_sm, z_sm) / delta[..., None]
-    if settings.refresh_beat:  # lines 13-15: before the gain of this same token
+    if settings.refresh_beat:  # lines 13-15: before the gain of the same token
         period, eta = settings.refresh_beat
         now = (t % period == 0).to(A.dtype)
         A = A + eta * now[:, None, None, None] * eye_like(A, A.shape[-1])

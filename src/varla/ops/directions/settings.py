@@ -14,7 +14,7 @@ GAINS = ("unit", "projection", "raw")
 
 
 class DirectionOptions(TypedDict, total=False):
-    """The keywords of `varla.directions` that make its settings, for type checkers; see `DirectionSettings`."""
+    """The scalars of `varla.directions`, for type checkers; see `DirectionSettings`."""
 
     lambda0: float
     refresh_every: int | None
@@ -28,20 +28,9 @@ class DirectionOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class DirectionSettings:
-    """How write directions a come from keys k and penalty directions u. Checked when made.
+    """How write directions a follow from keys k and penalty directions u. Values are checked at construction.
 
-    Args:
-        lambda0: initial penalty; a fresh A is I / lambda0. Not used where an initial state is given.
-        refresh_every: A gains `refresh` times the identity after every so many tokens of a sequence, counted over all
-            calls that its state went through. None: never.
-        refresh: size of that refresh (eta).
-        gain: a from A k: "unit" divides by |A k| (the paper), "projection" by k . A k (then S k = v holds for the
-            newest pair), "raw" by nothing (VLAv2; with u = k, classical recursive least squares).
-        feature_map: "elu1" (ELU + 1), or "identity" if the keys are features already.
-        penalty_scale: length that u is normalised to. None: D ** -0.5, as in Algorithm 1; 1.0: as in the paper's eq.
-            (penalty).
-        normalize_key: normalise key features to unit length.
-        update_penalty: False holds A at its initial value: the paper's ablation. There is no refresh then.
+    `varla.vla` documents them.
     """
 
     lambda0: float = 0.1
@@ -54,7 +43,7 @@ class DirectionSettings:
     update_penalty: bool = True
 
     def __post_init__(self) -> None:
-        """Check every value, so that no form of the operator has to."""
+        """Check every value."""
         check_number("lambda0", self.lambda0, above=0)
         check_count("refresh_every", self.refresh_every, none_means="no refresh")
         check_number("refresh", self.refresh, least=0)
@@ -67,7 +56,7 @@ class DirectionSettings:
 
     @property
     def refresh_beat(self) -> tuple[int, float] | None:
-        """(period, eta) of the refresh, None if there is none: a fixed A is not refreshed."""
+        """(period, eta) of the refresh; None without refresh, or if A is fixed."""
         if not self.update_penalty or self.refresh_every is None or self.refresh == 0:
             return None
         return self.refresh_every, float(self.refresh)
@@ -77,7 +66,7 @@ class DirectionSettings:
         return D**-0.5 if self.penalty_scale is None else float(self.penalty_scale)
 
     def initial_A(self, sizes: Mapping[str, int], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A fresh A = I / lambda0 (line 2 of Algorithm 1), [B, H, D, D]."""
+        """The initial A = I / lambda0 (line 2 of Algorithm 1), [B, H, D, D]."""
         A = torch.zeros(sizes["B"], sizes["H"], sizes["D"], sizes["D"], dtype=dtype, device=device)
         A.diagonal(dim1=-2, dim2=-1).fill_(1 / self.lambda0)
         return A

@@ -1,1 +1,1 @@
-"""Compositions that pay as one: VLA in chunks, VLA by kernels, one token of VLA."""
+"""`directions` and `memory` fused, where that is faster: VLA in chunks, VLA by kernels, one token of VLA."""

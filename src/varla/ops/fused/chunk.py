@@ -1,6 +1,6 @@
-"""VLA in chunk form: `directions` and `memory` on one segment after the other, while it is in the cache.
+"""VLA in chunk form: `directions` and `memory` run on each segment while it is in the cache.
 
-Two passes over the tokens would store a [B, T, H, D] and read the keys twice.
+Two separate passes over the tokens would store a [B, T, H, D] and read the keys twice.
 """
 
 from torch import Tensor
@@ -41,10 +41,10 @@ class VLACell:
         dS, dA, dz = dstate
         Q, keys = self._features(q, k, context.valid)
         written = directions.Recomputed(keys.y, u, A0, self.along, context.refresh)
-        found, dF, (dS, dz) = memory.backward(Q.y, keys, v, written.a, None, (S0, z0), do, (dS, dz), self.settings)
-        dK, du, dA = written.backward(found.da, dA)
-        dk = keys.backward(dK if found.dK is None else found.dK + dK, dF)
-        return (Q.backward(found.dQ), dk, found.dV, du), (dS, dA, dz)
+        grads, dF, (dS, dz) = memory.backward(Q.y, keys, v, written.a, None, (S0, z0), do, (dS, dz), self.settings)
+        dK, du, dA = written.backward(grads.da, dA)
+        dk = keys.backward(dK if grads.dK is None else grads.dK + dK, dF)
+        return (Q.backward(grads.dQ), dk, grads.dV, du), (dS, dA, dz)
 
     def _features(self, q: Tensor, k: Tensor, valid: Tensor | None) -> tuple[Features, Features]:
         s = self.settings

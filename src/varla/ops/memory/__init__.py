@@ -1,6 +1,6 @@
-"""`varla.memory`: how S is written along given directions, and read by queries.
+"""`varla.memory`: S is written along given directions and read by queries.
 
-e = v - S k                 what S does not answer yet
+e = v - S k                 the prediction error
 S <- g S + beta e a^T       a from `varla.directions`, or the key itself
 z <- z + k,   o = S q / max(q . z, eps)
 """
@@ -49,35 +49,35 @@ def memory(
 def memory(
     q: Tensor, k: Tensor, v: Tensor, a: Optional = None, *, return_state: bool = False, **options: Unpack[Call]
 ) -> Tensor | tuple[Tensor, MemoryState]:
-    """The memory of every mechanism here: lines 19 to 24 of Algorithm 1, exactly, in the form of your choice.
+    """The memory of every mechanism: lines 19 to 24 of Algorithm 1. Every backend computes it exactly.
 
     Args:
         q: queries [B, T, H, D], raw: the feature map is applied inside.
         k: keys [B, T, H, D], raw: feature map and normalisation are applied inside.
         v: values [B, T, H, Dv].
-        a: write directions [B, T, H, D], used as they are, from `varla.directions` or your own. None: the key, as S
-            meets it.
+        a: write directions [B, T, H, D], from `varla.directions` or your own; they are not normalised. None: the key,
+            after feature map and normalisation.
         beta: write strengths [B, T, H]. None: 1.
         log_gate: logarithm of the decay of S [B, T, H], at most 0, applied after the prediction. None: no decay. With
-            it, `normalizer` must be False and `error` True.
+            a gate, `normalizer` must be False and `error` True.
         initial_state, return_state, cu_seqlens, backend, chunk_size: as for `varla.vla`. The kernels take `log_gate`
             only without `a`.
         options: eps, feature_map, normalizer, normalize_query, normalize_key, scale, error; see `MemorySettings`.
 
     Returns:
-        o [B, T, H, Dv] in the inputs' type, or (o, MemoryState) with `return_state`.
+        o [B, T, H, Dv] in the inputs' dtype, or (o, MemoryState) with `return_state`.
     """
     call, own = split(options, {"beta": None, "log_gate": None, **SCALARS})
     beta, log_gate = own.pop("beta", None), own.pop("log_gate", None)
     settings = settings_of(MemorySettings, own)
     if log_gate is not None and (settings.normalizer or not settings.error):
-        raise ValueError("log_gate needs normalizer=False and error=True: a decayed sum has no normaliser here")
+        raise ValueError("log_gate needs normalizer=False and error=True: z does not decay")
     named = {"q": (q, "B T H D"), "k": (k, "B T H D"), "v": (v, "B T H Dv")}
     optional = {"a": (a, "B T H D"), "beta": (beta, "B T H"), "log_gate": (log_gate, "B T H")}
     given = {name: (x, shape) for name, (x, shape) in optional.items() if x is not None}
     tensors, sizes = check_inputs({**named, **given})
-    found = dict(zip([*named, *given], tensors, strict=True))
-    inputs = [found.get(name) for name in ("q", "k", "v", "a", "beta", "log_gate")]
+    checked = dict(zip([*named, *given], tensors, strict=True))
+    inputs = [checked.get(name) for name in ("q", "k", "v", "a", "beta", "log_gate")]
     inputs[4:] = [None if x is None else x[..., None] for x in inputs[4:]]
     if a is not None and log_gate is not None:
         if call["backend"] == "triton":
@@ -89,7 +89,7 @@ def memory(
 
 
 def reference_form(inputs: Sequence[Any], held: Held, t: Tensor, settings: MemorySettings) -> Result:
-    """The loop, as dispatch.Mechanism wants it."""
+    """The loop, with the arguments of dispatch.Mechanism.reference."""
     q, k, v, a, beta, log_gate = inputs
     S, z = held
     o, S, z = memory_reference(q, k, v, a, beta, log_gate, S, z, settings)
@@ -99,7 +99,7 @@ def reference_form(inputs: Sequence[Any], held: Held, t: Tensor, settings: Memor
 def kernel_form(
     inputs: Sequence[Any], held: Held, t: Tensor, cu_seqlens: Tensor | None, settings: Sequence[Any], keep: bool
 ) -> Result:
-    """The kernels, as dispatch.Mechanism wants them."""
+    """The kernels, with the arguments of dispatch.Mechanism.kernels."""
     from varla.ops.memory.triton.op import memory_kernels
 
     return memory_kernels(inputs, held, cu_seqlens, settings[0], keep)

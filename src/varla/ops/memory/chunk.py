@@ -12,9 +12,9 @@ from varla.ops.memory.settings import MemorySettings
 
 
 class MemoryCell:
-    """The chunk form of `memory` by itself. Inputs q, k, v, a, beta, log_gate; state S and, if it is kept, z.
+    """The chunk form of `memory` alone: inputs q, k, v, a, beta, log_gate; state S and, optionally, z.
 
-    See chunk.driver.Cell. Without `a` the write direction is the key; beta and log_gate have a last dimension of 1.
+    See chunk.driver.Cell. Without `a` the write direction is the key. beta and log_gate have a last dimension of 1.
     """
 
     output_like = 2
@@ -44,17 +44,17 @@ class MemoryCell:
         keys = Features(k, s.feature_map, s.normalize_key, context.valid)
         along = keys.y if a is None else a
         written = along if beta is None else beta * along
-        found, dF, dstate = backward(queries.y * scale, keys, v, written, log_gate, starts, do, dstate, s)
-        dbeta = None if beta is None else (found.da * along).sum(-1, keepdim=True)
-        da = found.da if beta is None else beta * found.da
-        dK = torch.zeros_like(da) if found.dK is None else found.dK
+        grads, dF, dstate = backward(queries.y * scale, keys, v, written, log_gate, starts, do, dstate, s)
+        dbeta = None if beta is None else (grads.da * along).sum(-1, keepdim=True)
+        da = grads.da if beta is None else beta * grads.da
+        dK = torch.zeros_like(da) if grads.dK is None else grads.dK
         dk = keys.backward(dK + da if a is None else dK, dF)
-        dq = queries.backward(found.dQ * scale)
-        return (dq, dk, found.dV, None if a is None else da, dbeta, found.dgate), dstate
+        dq = queries.backward(grads.dQ * scale)
+        return (dq, dk, grads.dV, None if a is None else da, dbeta, grads.dgate), dstate
 
 
 def rule_for(settings: MemorySettings, log_gate: Tensor | None) -> Rule:
-    """How S is written."""
+    """The rule that writes S."""
     if log_gate is not None:
         return Decayed()
     return Delta() if settings.error else Sum()
@@ -63,7 +63,7 @@ def rule_for(settings: MemorySettings, log_gate: Tensor | None) -> Rule:
 def forward(
     Q: Tensor, keys: Features, v: Tensor, a: Tensor, log_gate: Tensor | None, state: Tensors, settings: MemorySettings
 ) -> tuple[Tensor, Tensors, Tensors]:
-    """Outputs [M, n, Dv], state before each chunk, state after the last. Q, a [M, n, D], v [M, n, Dv]."""
+    """(outputs [M, n, Dv], state before each chunk, state after the last) from Q, a [M, n, D] and v [M, n, Dv]."""
     S, *z = state
     read, S0, S = rule_for(settings, log_gate).forward(Q, keys.y, v, a, log_gate, S)
     if not z:
@@ -84,18 +84,18 @@ def backward(
     dstate: Tensors,
     settings: MemorySettings,
 ) -> tuple[Gradients, Tensor | float, Tensors]:
-    """(gradients of the rule's arguments, of key features other than through K, of the state before the first)."""
+    """(gradients of the rule's arguments, gradient of the key features through z, gradients of the initial state)."""
     S0, *z0 = starts
     dS, *dz = dstate
     rule = rule_for(settings, log_gate)
     if not z0:
-        found = rule.backward(Q, keys.y, v, a, log_gate, S0, do, dS)
-        return found, 0.0, (found.dS,)
+        grads = rule.backward(Q, keys.y, v, a, log_gate, S0, do, dS)
+        return grads, 0.0, (grads.dS,)
     normalizer = Normalizer(Q, keys.F, z0[0], settings)
     dread = normalizer.divide(do)
-    found = rule.backward(Q, keys.y, v, a, log_gate, S0, dread, dS)
-    dQ, dF, dz_first = normalizer.backward(dread, found.read, dz[0])
-    return found._replace(dQ=found.dQ + dQ), dF, (found.dS, dz_first)
+    grads = rule.backward(Q, keys.y, v, a, log_gate, S0, dread, dS)
+    dQ, dF, dz_first = normalizer.backward(dread, grads.read, dz[0])
+    return grads._replace(dQ=grads.dQ + dQ), dF, (grads.dS, dz_first)
 
 
 def normalizer_scan(F: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,13 +105,13 @@ def normalizer_scan(F: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Normalizer:
-    """The denominators of a segment: o_t = S_t q_t / max(q_t . z_t, eps), z_t the running sum of key features.
+    """The denominators of a segment: o_t = S_t q_t / max(q_t . z_t, eps), where z_t is the running sum of key features.
 
-    Switched off, it lets reads through; z is accumulated either way.
+    With `settings.normalizer` False it changes nothing; z is still summed.
     """
 
     def __init__(self, Q: Tensor, F: Tensor, z0: Tensor, settings: MemorySettings):
-        """Compute all denominators D [M, n, 1] from Q, F [M, n, D] and z0 [M, D], the sum before each chunk."""
+        """Compute all denominators D [M, n, 1] from Q, F [M, n, D] and z0 [M, D], which is z before each chunk."""
         self.Q, self.eps, self.on = Q, settings.eps, settings.normalizer
         if self.on:
             self.z = F.cumsum(1).add_(z0[:, None])
@@ -119,7 +119,7 @@ class Normalizer:
             self.inverse = 1 / self.D.clamp(min=self.eps)
 
     def divide(self, x: Tensor) -> Tensor:
-        """Reads to outputs; and gradients of outputs to gradients of reads."""
+        """Outputs from reads S_t q_t. Also gradients of reads from gradients of outputs."""
         return x * self.inverse if self.on else x
 
     def backward(self, dread: Tensor, read: Tensor, dz: Tensor) -> tuple[Tensor | float, Tensor, Tensor]:
@@ -130,8 +130,8 @@ class Normalizer:
         if not self.on:
             return 0.0, dz.repeat(self.Q.shape[0] // dz.shape[0], 1)[:, None], dz
         dD = torch.where(self.eps <= self.D, -(dread * read).sum(-1, keepdim=True) * self.inverse, 0)
-        sent = dD * self.Q  # what each token sends into the sum it read
-        later = torch.cat((by_chunk(sent.sum(1), dz.shape[0]), dz[None]))  # of each chunk, and of all that follow
+        dz_t = dD * self.Q  # gradient of the z that each token reads
+        later = torch.cat((by_chunk(dz_t.sum(1), dz.shape[0]), dz[None]))  # summed over each chunk and all later ones
         later = later.flip(0).cumsum(0).flip(0)
-        dF = sent.flip(1).cumsum(1).flip(1).add_(later[1:].flatten(0, 1)[:, None])
+        dF = dz_t.flip(1).cumsum(1).flip(1).add_(later[1:].flatten(0, 1)[:, None])
         return dD * self.z, dF, later[0]

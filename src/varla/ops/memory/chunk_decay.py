@@ -1,15 +1,15 @@
 """The delta rule with a decay per token: S <- g S + (v - S k) a^T over n tokens, read by q.
 
-With c the running sum of log g inside the chunk (c_0 = 0), decays between tokens are exponentials of differences of c,
-none of them above 1 for g <= 1:
+Let c be the running sum of log g inside the chunk (c_0 = 0). Decays between tokens are exponentials of differences of
+c, and at most 1 for g <= 1:
 
     since the start  rho_t = exp(c_{t-1}), sigma_t = exp(c_t);   to the end  tau_s = exp(c_n - c_s)
     T = I + tril(Gamma o K a^T, -1),  Gamma_ts = exp(c_{t-1} - c_s);   [Tv Tk] = T^-1 [V rho K]
     E  = Tv - Tk S0^T,   S1 = S0 (sigma_n I - Tk^T tau a) + Tv^T tau a
     N  = sigma Q S0^T + tril(Gamma' o Q a^T) E,   Gamma'_ts = exp(c_t - c_s)
 
-Shapes as in chunk_rules.py; log g is [M, n, 1]. A token that does not exist has a zero key and log gate 0: it changes
-nothing.
+Shapes are as in chunk_rules.py; log g is [M, n, 1]. A token that does not exist has a zero key and log gate 0, and
+changes nothing.
 """
 
 import math
@@ -52,7 +52,7 @@ class Decayed:
         dK = torch.bmm(Y, a).addcmul_(c.rho, dK_start)
         da = torch.bmm(X.mT, Q).baddbmm_(Y.mT, K).addcmul_(c.tau, da_end)
 
-        # What reaches c_t (`until`) and c_{t-1} (`before`); both are running sums of log g.
+        # Gradients of c_t (`until`) and of c_{t-1} (`before`); both are running sums of log g.
         read, write = X * c.Qa, Y * c.Ka
         end = c.tau * (da_end * a).sum(-1, keepdim=True)
         until = read.sum(2, keepdim=True) - read.sum(1)[..., None] - write.sum(1)[..., None] - end
@@ -60,18 +60,18 @@ class Decayed:
         until[:, -1:] += end.sum(1, keepdim=True)
         until[:, -1:] += c.sigma[:, -1:] * (after * S0).sum((1, 2))[:, None, None]
         before = write.sum(2, keepdim=True) + c.rho * (dK_start * K).sum(-1, keepdim=True)
-        until[:, :-1] += before[:, 1:]  # the c before token t + 1 is the c after token t; before the first it is 0
+        until[:, :-1] += before[:, 1:]  # c before token t + 1 is c_t; before the first token it is 0
         dgate = torch.where(log_gate < closed(log_gate.dtype), 0, until.flip(1).cumsum(1).flip(1))
         return Gradients(dQ, dK, dV, da, dgate, dS, torch.bmm(c.sigma * Q, S0.mT).baddbmm_(c.C, E))
 
 
 def closed(dtype: torch.dtype) -> float:
-    """Below this a gate is zero in the given precision; sums of anything lower would only lose digits of the rest."""
+    """The log gate below which a gate counts as zero. Lower values in a sum would cost digits of the other terms."""
     return math.log(torch.finfo(dtype).tiny)
 
 
 class DecayedChunks:
-    """Everything about a segment's chunks that does not depend on S."""
+    """The quantities of a segment's chunks that do not depend on S."""
 
     def __init__(self, Q: Tensor, K: Tensor, V: Tensor, a: Tensor, log_gate: Tensor):
         """Solve the triangular systems."""
@@ -79,7 +79,7 @@ class DecayedChunks:
         until = log_gate.cumsum(1)  # c_t
         before = until - log_gate  # c_{t-1}
         self.rho, self.sigma, self.tau = before.exp(), until.exp(), (until[:, -1:] - until).exp()
-        # Above the diagonal the differences are positive: mask before the exponential, or it overflows.
+        # Above the diagonal the differences are positive: mask them before the exponential, which could overflow.
         strict = torch.ones(K.shape[1], K.shape[1], dtype=torch.bool, device=K.device).tril(-1)
         self.gamma = (before - until.mT).masked_fill_(~strict, -torch.inf).exp_()
         self.gamma_read = (until - until.mT).masked_fill_(strict.mT, -torch.inf).exp_()

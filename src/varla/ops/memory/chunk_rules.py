@@ -1,4 +1,4 @@
-"""How a chunk writes to S and reads from it, as products: three rules, chosen by `rule_for`.
+"""How a chunk writes and reads S, as matrix products: three rules. `chunk.rule_for` chooses one.
 
     Sum      S <- S + v a^T                         linear attention
     Delta    S <- S + (v - S k) a^T                 VLA, the delta rule (docs/math.md, section 4)
@@ -11,7 +11,8 @@ The delta rule over n tokens, read by q:
     E  = Tv - Tk S0^T                                   row t is the residual e_t
     N  = Q S0^T + tril(Q a^T) E                         row t is S_t q_t
 
-Shapes: Q, K, a [M, n, D], V, E [M, n, Dv], S0 [M, Dv, D], where M = G N: chunk 0 of all N heads, then chunk 1, ...
+Shapes: Q, K, a [M, n, D], V, E [M, n, Dv], S0 [M, Dv, D], where M = G N: chunk 0 of all N heads, then chunk 1, and so
+on.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from varla.ops.algebra import by_chunk, eye_like, solve_lower, solve_lower_trans
 
 
 class Gradients(NamedTuple):
-    """Of a rule's arguments; `dK` None where S is not read by keys, `dgate` None without a gate. And the reads."""
+    """Gradients of a rule's arguments, and the reads. `dK` is None if S is not read by keys, `dgate` without a gate."""
 
     dQ: Tensor
     dK: Tensor | None
@@ -36,12 +37,12 @@ class Gradients(NamedTuple):
 
 
 class Rule(Protocol):
-    """One segment of a rule, forward and backward. log_gate [M, n, 1] is for `Decayed` alone."""
+    """One segment of a rule, forward and backward. Only `Decayed` uses log_gate [M, n, 1]."""
 
     def forward(
         self, Q: Tensor, K: Tensor, V: Tensor, a: Tensor, log_gate: Tensor | None, S: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """From S [N, Dv, D]: (reads S_t q_t [M, n, Dv], S before each chunk [M, Dv, D], S after the last)."""
+        """(reads S_t q_t [M, n, Dv], S before each chunk [M, Dv, D], S after the last), from S [N, Dv, D]."""
         ...
 
     def backward(
@@ -93,7 +94,7 @@ class Delta:
         E = chunks.residuals(S0)
         C = torch.bmm(Q, a.mT).tril_()
 
-        # dS walks back through the affine maps; what each chunk adds of its own needs no dS.
+        # dS goes back through the affine maps. The part that a chunk adds (`own`) does not depend on dS.
         direct = torch.bmm(C.mT, dread)
         own = torch.bmm(dread.mT, Q).baddbmm_(direct.mT, chunks.Tk, alpha=-1)
         after, dS = affine_scan(chunks.F.mT, own, dS, reverse=True)
@@ -110,7 +111,7 @@ class Delta:
 
 @dataclass(frozen=True)
 class Chunks:
-    """What a segment's chunks look like from outside: their affine maps, and what the residuals need."""
+    """The affine maps of a segment's chunks, and what the residuals E need."""
 
     T: Tensor  # [M, n, n] strictly lower part of the unit triangular T
     Tv: Tensor  # [M, n, Dv]
@@ -131,9 +132,9 @@ class Chunks:
 
 
 def affine_scan(factor: Tensor | None, add: Tensor, S: Tensor, reverse: bool = False) -> tuple[Tensor, Tensor]:
-    """S <- S factor_g + add_g over the chunks, or from the last to the first. factor None: the identity.
+    """S <- S factor_g + add_g over the chunks; with `reverse`, from the last to the first. factor None: the identity.
 
-    factor [M, D, D], add [M, Dv, D], S [N, Dv, D]. Returns (S that each chunk was entered with, S at the end).
+    factor [M, D, D], add [M, Dv, D], S [N, Dv, D]. Returns (S before each chunk in that order, S at the end).
     """
     steps = by_chunk(add, S.shape[0]).unbind()
     factors = [None] * len(steps) if factor is None else by_chunk(factor, S.shape[0]).unbind()

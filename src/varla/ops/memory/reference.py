@@ -1,7 +1,7 @@
 """The specification of `memory`: lines 19 to 24 of Algorithm 1, one token at a time, in plain PyTorch with autograd.
 
-Names follow the paper: S memory, z normaliser, e residual. The write direction a comes from outside: from
-`directions` (VLA), or it is the key itself (linear attention, the delta rules).
+Names follow the paper: S is the memory, z the normaliser, e the residual. The write direction a comes from `directions`
+(VLA), or is the key (linear attention, the delta rules).
 """
 
 import torch
@@ -23,10 +23,10 @@ def memory_reference(
     z: Tensor | None,
     settings: MemorySettings,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(o [B, T, H, Dv], S, z) of raw q, k [B, T, H, D], v [B, T, H, Dv], S [B, H, Dv, D] and z [B, H, D].
+    """(o [B, T, H, Dv], S, z) from raw q, k [B, T, H, D], v [B, T, H, Dv], S [B, H, Dv, D] and z [B, H, D].
 
     a [B, T, H, D]: write directions, None for the key. beta [B, T, H, 1]: write strengths, None for 1. log_gate
-    [B, T, H, 1 or Dv]: logarithms of what S is multiplied by, None for no decay. z None: no sum is kept.
+    [B, T, H, 1 or Dv]: logarithms of the decay of S, None for no decay. z None: z is not summed.
     """
     scale, outputs = settings.scale_of(q.shape[-1]), []
     for t in range(q.shape[1]):

@@ -8,7 +8,7 @@ from varla.ops.features import FEATURE_MAPS
 
 
 class MemoryOptions(TypedDict, total=False):
-    """The keywords of `varla.memory` that make its settings, for type checkers; see `MemorySettings`."""
+    """The scalars of `varla.memory`, for type checkers; see `MemorySettings`."""
 
     eps: float
     feature_map: str
@@ -21,16 +21,16 @@ class MemoryOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class MemorySettings:
-    """How S is written and read along given directions. Checked when made.
+    """How S is written and read along given directions. Values are checked at construction.
 
     Args:
-        eps: least denominator.
+        eps: smallest denominator.
         feature_map: "elu1" (ELU + 1), or "identity" if q and k are features already.
-        normalizer: divide outputs by max(q . z, eps), z the running sum of key features. False: o = S q.
+        normalizer: divide outputs by max(q . z, eps), where z is the running sum of key features. False: o = S q.
         normalize_query: normalise query features to unit length.
-        normalize_key: normalise key features to unit length for S; z sums them as they are.
+        normalize_key: normalise key features to unit length for S. z sums them without normalisation.
         scale: factor on the query features. None: D ** -0.5.
-        error: write v less what S already answers for the key. False: write v itself, as linear attention does.
+        error: write the error v - S k. False: write v itself, as linear attention does.
     """
 
     eps: float = 1e-4
@@ -42,7 +42,7 @@ class MemorySettings:
     error: bool = True
 
     def __post_init__(self) -> None:
-        """Check every value, so that no form of the operator has to."""
+        """Check every value."""
         check_number("eps", self.eps, above=0)
         check_choice("feature_map", self.feature_map, FEATURE_MAPS)
         if self.scale is not None:

@@ -1,4 +1,4 @@
-"""What the Triton kernels share, and the kernels of what layers have beside their mechanisms.
+"""Code that all Triton kernels share, and kernels for the other parts of a layer: convolution, norm, rotary, gate.
 
-Import it only where Triton is installed: `varla.backends()` says whether it is.
+Import it only if Triton is installed; `varla.backends()` says whether it is.
 """

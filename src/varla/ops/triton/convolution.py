@@ -1,13 +1,13 @@
-"""The short convolution and its SiLU: one kernel forward, two backward; see varla/ops/convolution.py.
+"""The short convolution and its SiLU: one kernel forward, two or three backward; see varla/ops/convolution.py.
 
-A program has BT tokens of BC channels. It reads each token's W inputs where they lie, most of them from a cache: x is
-read from memory once and y written once. PyTorch's convolution wants channels first, and pays for turning x and y
-around.
+Forward: a program computes BT tokens of BC channels. It loads the W inputs of each token directly, mostly from the
+cache, so x is read from memory once and y written once. PyTorch's convolution needs channels first, and has to
+transpose x and y.
 
-The backward makes the sums before SiLU again and writes their gradients, the slopes, in the type of x. A second kernel
-makes dx of the slopes: x_t has a part in W sums, and made where they are needed every slope would be made W times.
-What came before gets its gradient from them by a third, if it is wanted. Filters and bias get a program's share of
-their gradients, from slopes that are not rounded; shares are summed afterwards.
+Backward: the first kernel recomputes the sums before SiLU and writes their gradients, the *slopes*, in the dtype of x.
+It also writes each program's share of the gradients of filters and bias, computed from unrounded slopes; PyTorch sums
+the shares. The second kernel computes dx from the slopes. It is separate because x_t appears in W sums: one kernel for
+both would compute every slope W times. A third kernel computes the gradient of `before`, if it is needed.
 """
 
 from functools import partial
@@ -22,15 +22,14 @@ from varla.ops.custom_op import operator, plain_gradients, refuse_double_backwar
 from varla.ops.packing import sequence_of, token_bounds
 from varla.ops.triton.plan import parts
 
-# On an H200, at [65536, 512] in bfloat16: 73 us forward and 201 backward. With wider tiles of slopes the backward takes
-# up to twice as long; with 64 tokens of 32 channels for everything, and sums tile by tile, it was 111 and 500.
+# The fastest tiles measured on an H200 (benchmarks/RESULTS.md).
 TOKENS, CHANNELS, WARPS = 16, 128, 4  # of a tile
-SLOPES, TILES = (32, 32, 4), 32  # the same of the kernel that makes slopes, and its tiles to a program
+SLOPES, TILES = (32, 32, 4), 32  # the same for `convolve_slopes`, and tiles per program there
 
 
 @triton.jit
 def tile_of(C, BT: tl.constexpr, BC: tl.constexpr):
-    """(number of the tile of tokens, its tokens [BT], its channels [BC]) of a program; channels run fastest."""
+    """(index of the program's tile along the tokens, its tokens [BT], its channels [BC]); channels vary fastest."""
     blocks = tl.cdiv(C, BC)
     tile = tl.program_id(0) // blocks
     return tile, tile * BT + tl.arange(0, BT), tl.program_id(0) % blocks * BC + tl.arange(0, BC)
@@ -38,7 +37,7 @@ def tile_of(C, BT: tl.constexpr, BC: tl.constexpr):
 
 @triton.jit
 def places_of(token, tokens, T, places, PACKED: tl.constexpr):
-    """(sequence, position in it, tokens of it from there on) of `token` [BT]; places [tokens, 3], if PACKED."""
+    """(sequence, position in it, tokens left in it) for each `token` [BT]. PACKED: they are read from places [*, 3]."""
     if PACKED:
         at = places + token * 3
         inside = token < tokens
@@ -50,33 +49,33 @@ def places_of(token, tokens, T, places, PACKED: tl.constexpr):
 
 @triton.jit
 def inputs_at(x, before, token, row, position, inside, c, C, W: tl.constexpr):
-    """The W inputs of each token, each [BT, BC]: x, or `before` [rows, W - 1, C]; zero where not `inside` [BT]."""
+    """The W inputs of each token, a tuple of [BT, BC], from x or `before` [rows, W - 1, C]; zero where not `inside`."""
     channel = (c < C)[None, :]
-    taken = ()
+    values = ()
     for j in tl.static_range(W):
         at = position - (W - 1) + j
-        here = x + (token - (W - 1) + j).to(tl.int64)[:, None] * C + c[None, :]
-        earlier = before + (row * (W - 1) + position + j).to(tl.int64)[:, None] * C + c[None, :]
-        value = tl.load(here, (inside & (at >= 0))[:, None] & channel, 0.0).to(tl.float32)
-        value += tl.load(earlier, (inside & (at < 0))[:, None] & channel, 0.0).to(tl.float32)
-        taken += (value,)
-    return taken
+        in_x = x + (token - (W - 1) + j).to(tl.int64)[:, None] * C + c[None, :]
+        in_before = before + (row * (W - 1) + position + j).to(tl.int64)[:, None] * C + c[None, :]
+        value = tl.load(in_x, (inside & (at >= 0))[:, None] & channel, 0.0).to(tl.float32)
+        value += tl.load(in_before, (inside & (at < 0))[:, None] & channel, 0.0).to(tl.float32)
+        values += (value,)
+    return values
 
 
 @triton.jit
-def sum_of(taken, weight, bias, c, C, W: tl.constexpr, BIAS: tl.constexpr):
-    """What SiLU is taken of, [BT, BC]."""
-    total = tl.zeros(taken[0].shape, tl.float32)
+def sum_of(values, weight, bias, c, C, W: tl.constexpr, BIAS: tl.constexpr):
+    """The sum before SiLU [BT, BC], from the W inputs of each token."""
+    total = tl.zeros(values[0].shape, tl.float32)
     if BIAS:
         total += tl.load(bias + c, c < C, 0.0).to(tl.float32)[None, :]
     for j in tl.static_range(W):
-        total += tl.load(weight + c * W + j, c < C, 0.0).to(tl.float32)[None, :] * taken[j]
+        total += tl.load(weight + c * W + j, c < C, 0.0).to(tl.float32)[None, :] * values[j]
     return total
 
 
 @triton.jit
 def turned_at(slopes, weight, token, left, last: tl.constexpr, c, C, W: tl.constexpr):
-    """[BT, BC]: each token's slope times filter number `last`, the next one's times the one before, and so on."""
+    """[BT, BC]: the sum over i <= `last` of slope[token + i] * weight[last - i], for the `left` tokens that exist."""
     total = tl.zeros([token.shape[0], c.shape[0]], tl.float32)
     for later in tl.static_range(last + 1):
         inside = (later < left)[:, None] & (c < C)[None, :]
@@ -94,8 +93,8 @@ def convolve_forward(
     _, token, c = tile_of(C, BT, BC)
     row, position, _ = places_of(token, tokens, T, places, PACKED)
     inside = token < tokens
-    taken = inputs_at(x, before, token, row, position, inside, c, C, W)
-    total = sum_of(taken, weight, bias, c, C, W, BIAS)
+    values = inputs_at(x, before, token, row, position, inside, c, C, W)
+    total = sum_of(values, weight, bias, c, C, W, BIAS)
     where = y + token.to(tl.int64)[:, None] * C + c[None, :]
     tl.store(where, (total * tl.sigmoid(total)).to(y.dtype.element_ty), inside[:, None] & (c < C)[None, :])
 
@@ -105,9 +104,9 @@ def convolve_slopes(
     x, weight, bias, before, places, dy, slopes, shares, tokens, T, C, W: tl.constexpr, BIAS: tl.constexpr,
     PACKED: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """slopes [tokens, C], gradients of what SiLU is taken of; shares [programs, W + 1, C] of those of filters and bias.
+    """Slopes [tokens, C], and shares [programs, W + 1, C] of the gradients of filters and bias.
 
-    A program goes through TILES tiles, so that it sums over tokens that other threads have but once.
+    A program goes through TILES tiles, and reduces over the tokens of a tile, across threads, only once at the end.
     """
     stretch, token, c = tile_of(C, BT, BC)
     sums = ()
@@ -117,15 +116,15 @@ def convolve_slopes(
         token = (stretch * TILES + i) * BT + tl.arange(0, BT)
         row, position, left = places_of(token, tokens, T, places, PACKED)
         inside = token < tokens
-        taken = inputs_at(x, before, token, row, position, inside, c, C, W)
-        total = sum_of(taken, weight, bias, c, C, W, BIAS)
+        values = inputs_at(x, before, token, row, position, inside, c, C, W)
+        total = sum_of(values, weight, bias, c, C, W, BIAS)
         gate = tl.sigmoid(total)
-        where, there = token.to(tl.int64)[:, None] * C + c[None, :], inside[:, None] & (c < C)[None, :]
-        slope = tl.load(dy + where, there, 0.0).to(tl.float32) * gate * (1 + total * (1 - gate))
-        tl.store(slopes + where, slope.to(slopes.dtype.element_ty), there)
+        where, exists = token.to(tl.int64)[:, None] * C + c[None, :], inside[:, None] & (c < C)[None, :]
+        slope = tl.load(dy + where, exists, 0.0).to(tl.float32) * gate * (1 + total * (1 - gate))
+        tl.store(slopes + where, slope.to(slopes.dtype.element_ty), exists)
         added = ()
         for j in tl.static_range(W):
-            added += (sums[j] + slope * taken[j],)
+            added += (sums[j] + slope * values[j],)
         added += (sums[W] + slope,)
         sums = added
     share = shares + stretch.to(tl.int64) * (W + 1) * C + c
@@ -138,7 +137,7 @@ def convolve_turned(
     weight, places, slopes, dx, tokens, T, C,
     W: tl.constexpr, PACKED: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """dx [tokens, C]: x_t has a part in its own sum and in the W - 1 after it."""
+    """dx [tokens, C]. x_t appears in the sum of its own token and in those of the W - 1 next tokens."""
     _, token, c = tile_of(C, BT, BC)
     _, _, left = places_of(token, tokens, T, places, PACKED)
     total = turned_at(slopes, weight, token, left, W - 1, c, C, W)
@@ -150,7 +149,7 @@ def convolve_turned(
 def convolve_before_backward(
     weight, bounds, slopes, dbefore, rows, C, W: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr
 ):  # fmt: skip
-    """dbefore [rows, W - 1, C]: what came before has a part in the first W - 1 tokens. bounds [rows + 1]."""
+    """dbefore [rows, W - 1, C]. `before` appears in the sums of the first W - 1 tokens. bounds [rows + 1]: offsets."""
     _, row, c = tile_of(C, BT, BC)
     inside = row < rows
     token = tl.load(bounds + row, inside, 0)
@@ -162,7 +161,7 @@ def convolve_before_backward(
 
 
 def _places(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """[T, 3]: sequence, position and tokens from there on, of packed tokens; else something that is not read."""
+    """[T, 3] for packed tokens: sequence, position in it, tokens left in it. Not packed: x, which no kernel reads."""
     if cu_seqlens is None:
         return x
     T, bounds = x.shape[1], token_bounds(x, cu_seqlens)
@@ -171,7 +170,7 @@ def _places(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
 
 
 def _inputs(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor) -> list[Tensor]:
-    """(x, weight, bias, before), contiguous, the third something that is not read if there is none."""
+    """[x, weight, bias, before], contiguous. Without a bias, weight takes its place and no kernel reads it."""
     return [y.contiguous() for y in (x, weight, weight if bias is None else bias, before)]
 
 
@@ -184,7 +183,7 @@ def _grid(count: int, C: int) -> tuple[int]:
 
 
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """y [B, T, C] of x [B, T, C], weight [C, W], bias [C], before [rows, W - 1, C]; cu_seqlens [rows + 1] and B = 1."""
+    """y [B, T, C] from x [B, T, C], weight [C, W], bias [C], before [rows, W - 1, C], cu_seqlens [rows + 1] or None."""
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if x.numel() == 0:
         return y
@@ -211,14 +210,14 @@ def _convolve_backward(
     dy: Tensor,
     to_before: bool,
 ) -> list[Tensor]:
-    """Gradients of x, weight, bias (no elements if there is none) and before (none unless `to_before`)."""
+    """Gradients of x, weight, bias and before. An empty tensor stands for a missing bias, or without `to_before`."""
     none = weight.new_empty(0)
     if x.numel() == 0:
-        given = (x, weight, bias, before if to_before else None)
-        return [none if y is None else torch.zeros_like(y, memory_format=torch.contiguous_format) for y in given]
+        inputs = (x, weight, bias, before if to_before else None)
+        return [none if y is None else torch.zeros_like(y, memory_format=torch.contiguous_format) for y in inputs]
     (B, T, C), W = x.shape, weight.shape[1]
     packed, places, grid = cu_seqlens is not None, _places(x, cu_seqlens), _grid(B * T, C)
-    inputs = _inputs(x, weight, bias, before)
+    tensors = _inputs(x, weight, bias, before)
     slopes, dx = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
     dbefore = before.new_empty(before.shape if to_before else (0,))
     BT, BC, warps = SLOPES
@@ -226,13 +225,13 @@ def _convolve_backward(
     shares = x.new_empty(stretches, W + 1, C, dtype=torch.float32)
     with torch.cuda.device_of(x):
         convolve_slopes[(stretches * parts(C, BC),)](
-            *inputs, places, dy.contiguous(), slopes, shares, B * T, T, C,
+            *tensors, places, dy.contiguous(), slopes, shares, B * T, T, C,
             W=W, BIAS=bias is not None, PACKED=packed, BT=BT, BC=BC, TILES=TILES, num_warps=warps,
         )  # fmt: skip
-        convolve_turned[grid](inputs[1], places, slopes, dx, B * T, T, C, W=W, PACKED=packed, **_tile())
+        convolve_turned[grid](tensors[1], places, slopes, dx, B * T, T, C, W=W, PACKED=packed, **_tile())
         if dbefore.numel():
             convolve_before_backward[_grid(len(before), C)](
-                inputs[1], token_bounds(x, cu_seqlens), slopes, dbefore, len(before), C, W=W, **_tile()
+                tensors[1], token_bounds(x, cu_seqlens), slopes, dbefore, len(before), C, W=W, **_tile()
             )
     total = shares.sum(0)
     dbias = none if bias is None else total[W].to(bias.dtype)
@@ -241,8 +240,8 @@ def _convolve_backward(
 
 def _convolve_backward_fake(x, weight, bias, before, cu_seqlens, dy, to_before):  # type: ignore[no-untyped-def]
     none = weight.new_empty(0)
-    given = (x, weight, none if bias is None else bias, before if to_before else none)
-    return [torch.empty_like(y, memory_format=torch.contiguous_format) for y in given]
+    inputs = (x, weight, none if bias is None else bias, before if to_before else none)
+    return [torch.empty_like(y, memory_format=torch.contiguous_format) for y in inputs]
 
 
 def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
@@ -251,7 +250,7 @@ def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 def _backward(ctx, dy):  # type: ignore[no-untyped-def]
     x, weight, bias, before, cu_seqlens = ctx.saved_tensors
-    if torch.is_grad_enabled():  # derivatives of the gradients are wanted: the plain form has them
+    if torch.is_grad_enabled():  # double backward: the PyTorch form is differentiable
         form = partial(_plain, cu_seqlens=cu_seqlens, dtype=dy.dtype)
         return *plain_gradients(form, (x, weight, bias, before), dy), None
     wanted = ctx.needs_input_grad[3]
@@ -262,7 +261,7 @@ def _backward(ctx, dy):  # type: ignore[no-untyped-def]
 def _plain(
     x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor, cu_seqlens: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """By PyTorch, in the wider type of x and weight, then in this one."""
+    """The PyTorch form in the wider dtype of x and weight, converted to `dtype`."""
     wide = torch.promote_types(x.dtype, weight.dtype)
     bias = None if bias is None else bias.to(wide)
     return plain(x.to(wide), weight.to(wide), bias, before, cu_seqlens).to(dtype)

@@ -1,7 +1,7 @@
-"""Queries and keys as S meets them, as one kernel forward and one backward: `scaled_features` in varla/ops/features.py.
+"""`scaled_features` of varla/ops/features.py as one kernel forward and one backward: queries and keys for `memory`.
 
-A row is what one head has of one token, D numbers. A program has several; it reads each once and writes it once, twice
-with a strength. The backward makes features and lengths again from x, which is all that is kept.
+A row is one head of one token, D elements. A program reads several rows once and writes y, and beta y if there is a
+beta. Only the inputs are saved; the backward recomputes features and lengths.
 """
 
 import torch
@@ -24,12 +24,12 @@ from varla.ops.triton.tiles import (
     unit_backward,
 )
 
-NUMBERS, WARPS = 1024, 4  # of a program: eight numbers to a thread leave room for others beside it
+ELEMENTS, WARPS = 1024, 4  # of a program: with eight elements a thread, several programs share a multiprocessor
 
 
 @triton.jit
 def rows_of(total, N: tl.constexpr):
-    """(first row of a program, rows from there on)."""
+    """(the program's first row, number of rows from there to the end)."""
     row = tl.program_id(0).to(tl.int64) * N
     return row, total - row
 
@@ -39,7 +39,7 @@ def features_forward(
     x, beta, y, a, total, scale, D: tl.constexpr, BD: tl.constexpr, N: tl.constexpr, ELU: tl.constexpr,
     UNIT: tl.constexpr, BETA: tl.constexpr,
 ):  # fmt: skip
-    """y and, if BETA, a = beta y [total, D] of x [total, D] and beta [total]."""
+    """y [total, D] and, if BETA, a = beta y [total, D], from x [total, D] and beta [total]."""
     d = tl.arange(0, BD)
     row, count = rows_of(total, N)
     F = featured(loaded(x, row, count, 0, 1, d, D, N), count, d, D, N, ELU)
@@ -60,7 +60,7 @@ def features_backward(
     row, count = rows_of(total, N)
     X = loaded(x, row, count, 0, 1, d, D, N)
     g = rows(dy, row, count, 0, 1, d, D, N)
-    if BETA:  # before anything waits for X
+    if BETA:  # loaded here, before the first use of X stalls
         strength = column(beta, row, count, 0, 1, N).to(tl.float32)
         e = rows(da, row, count, 0, 1, d, D, N)
     F = featured(X, count, d, D, N, ELU)
@@ -77,8 +77,8 @@ def features_backward(
 def _constants(x: Tensor, beta: Tensor | None, feature_map: str, normalize: bool) -> dict[str, int]:
     D = x.shape[-1]
     BD = triton.next_power_of_2(D)
-    found = {"D": D, "BD": BD, "N": max(NUMBERS // BD, 1), "num_warps": WARPS}
-    return {**found, "ELU": feature_map == "elu1", "UNIT": normalize, "BETA": beta is not None}
+    sizes = {"D": D, "BD": BD, "N": max(ELEMENTS // BD, 1), "num_warps": WARPS}
+    return {**sizes, "ELU": feature_map == "elu1", "UNIT": normalize, "BETA": beta is not None}
 
 
 def _empty(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -88,17 +88,17 @@ def _empty(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 def _features(
     x: Tensor, beta: Tensor | None, feature_map: str, normalize: bool, scale: float, dtype: torch.dtype
 ) -> list[Tensor]:
-    """[y], or [y, beta y] if there is a beta [B, T, H, 1], in `dtype`, of x [B, T, H, D]."""
-    found = _features_fake(x, beta, feature_map, normalize, scale, dtype)
+    """[y], or [y, beta y] with beta [B, T, H, 1], in `dtype`, from x [B, T, H, D]."""
+    outputs = _features_fake(x, beta, feature_map, normalize, scale, dtype)
     if x.numel() == 0:
-        return found
+        return outputs
     total, constants = x.numel() // x.shape[-1], _constants(x, beta, feature_map, normalize)
     x = x.contiguous()
     with torch.cuda.device_of(x):
         features_forward[(parts(total, constants["N"]),)](
-            x, x if beta is None else beta.contiguous(), found[0], found[-1], total, scale, **constants
+            x, x if beta is None else beta.contiguous(), outputs[0], outputs[-1], total, scale, **constants
         )
-    return found
+    return outputs
 
 
 def _features_fake(
@@ -116,7 +116,7 @@ def _features_backward(
     dy: Tensor,
     da: Tensor | None,
 ) -> list[Tensor]:
-    """Gradients of x and beta; the latter has no elements if there is none."""
+    """Gradients of x and beta; an empty tensor stands for a missing beta."""
     dx, dbeta = _features_backward_fake(x, beta)
     if x.numel() == 0:
         return [dx, dbeta]
@@ -141,12 +141,12 @@ def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 def _backward(ctx, grads):  # type: ignore[no-untyped-def]
     x, beta = ctx.saved_tensors
-    if torch.is_grad_enabled():  # derivatives of the gradients are wanted: the plain form has them
-        found = plain_gradients(lambda x, beta: features.scaled_features(x, beta, *ctx.settings), (x, beta), grads)
+    if torch.is_grad_enabled():  # double backward: the PyTorch form is differentiable
+        dinputs = plain_gradients(lambda x, beta: features.scaled_features(x, beta, *ctx.settings), (x, beta), grads)
     else:
         dy, da = grads[0], None if beta is None else grads[1]
-        found = features_triton_backward(x, beta, *ctx.settings[:3], dy, da)
-    return found[0], None if beta is None else found[1], None, None, None, None
+        dinputs = features_triton_backward(x, beta, *ctx.settings[:3], dy, da)
+    return dinputs[0], None if beta is None else dinputs[1], None, None, None, None
 
 
 features_triton = operator("features_triton", _features, _features_fake, _backward, _setup_context)
@@ -158,7 +158,7 @@ features_triton_backward = operator(
 def scaled_features(
     x: Tensor, beta: Tensor | None, feature_map: str, normalize: bool, scale: float, dtype: torch.dtype
 ) -> list[Tensor]:
-    """The operator, or x itself where nothing is to be done."""
+    """The operator; x itself if the arguments change nothing."""
     if feature_map == "identity" and not normalize and scale == 1 and beta is None and dtype == x.dtype:
         return [x]
     return features_triton(x, beta, feature_map, normalize, scale, dtype)

@@ -1,4 +1,4 @@
-"""silu(g) * x as one kernel, forward and backward; see varla/ops/gate.py."""
+"""silu(g) * x as one kernel forward and one backward; see varla/ops/gate.py."""
 
 import torch
 import triton
@@ -9,7 +9,7 @@ from varla.ops.custom_op import operator, plain_gradients, refuse_double_backwar
 from varla.ops.gate import plain
 from varla.ops.triton.plan import parts
 
-NUMBERS, WARPS = 2048, 8  # of a program
+ELEMENTS, WARPS = 2048, 8  # of a program
 
 
 @triton.jit
@@ -32,14 +32,16 @@ def gate_backward(g, x, dy, dg, dx, count, BLOCK: tl.constexpr):
 
 
 def _gate(g: Tensor, x: Tensor) -> Tensor:
-    """y [*] of g and x [*], all of one type."""
+    """y [*] from g and x [*], all of one dtype."""
     if g.shape != x.shape or g.dtype != x.dtype:
-        raise ValueError(f"g and x must be alike, got {list(g.shape)} {g.dtype} and {list(x.shape)} {x.dtype}")
+        raise ValueError(
+            f"g and x must have one shape and dtype, got {list(g.shape)} {g.dtype} and {list(x.shape)} {x.dtype}"
+        )
     y = torch.empty_like(g, memory_format=torch.contiguous_format)
     if g.numel():
         with torch.cuda.device_of(g):
-            gate_forward[(parts(g.numel(), NUMBERS),)](
-                g.contiguous(), x.contiguous(), y, g.numel(), BLOCK=NUMBERS, num_warps=WARPS
+            gate_forward[(parts(g.numel(), ELEMENTS),)](
+                g.contiguous(), x.contiguous(), y, g.numel(), BLOCK=ELEMENTS, num_warps=WARPS
             )
     return y
 
@@ -53,8 +55,8 @@ def _gate_backward(g: Tensor, x: Tensor, dy: Tensor) -> list[Tensor]:
     dg, dx = (torch.empty_like(y, memory_format=torch.contiguous_format) for y in (g, x))
     if g.numel():
         with torch.cuda.device_of(g):
-            gate_backward[(parts(g.numel(), NUMBERS),)](
-                g.contiguous(), x.contiguous(), dy.contiguous(), dg, dx, g.numel(), BLOCK=NUMBERS, num_warps=WARPS
+            gate_backward[(parts(g.numel(), ELEMENTS),)](
+                g.contiguous(), x.contiguous(), dy.contiguous(), dg, dx, g.numel(), BLOCK=ELEMENTS, num_warps=WARPS
             )
     return [dg, dx]
 
@@ -69,7 +71,7 @@ def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 def _backward(ctx, dy):  # type: ignore[no-untyped-def]
     g, x = ctx.saved_tensors
-    if torch.is_grad_enabled():  # derivatives of the gradients are wanted: the plain form has them
+    if torch.is_grad_enabled():  # double backward: the PyTorch form is differentiable
         return tuple(plain_gradients(plain, (g, x), dy))
     return tuple(gate_backward_triton(g, x, dy))
 

@@ -1,4 +1,4 @@
-"""What the launchers share: a call's sizes, precision and plan, and how a kernel is launched or only compiled."""
+"""What the launchers share: sizes, precision and plan of a call, and how a kernel is launched or only compiled."""
 
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -11,41 +11,41 @@ from varla.ops.backends import triton_interpreted
 from varla.ops.triton.plan import CHUNK, Plan, parts, span_length, spans_needed
 from varla.ops.triton.tiles import running_sum
 
-# Bytes in a row of the tiles of `prepare` and `read`, at the least. In shared memory a row of so many bytes or more has
-# one layout, narrower ones others; and where operands of different layouts follow each other at the same address, the
-# assembler that comes with Triton 3.6 (ptxas 12.8) makes descriptors of them from a register that nothing has written:
-# wrong results, or an illegal memory access. ptxas 12.9 does not. tests/ops/triton/registers.py looks for it.
-EVEN_BYTES = 128
+# Smallest row, in bytes, of the tiles of `prepare` and `read`. It avoids a bug of ptxas 12.8, which comes with Triton
+# 3.6. In shared memory, rows of this size or more have one layout; shorter rows have others. If operands of different
+# layouts use the same address one after the other, ptxas builds a descriptor from an uninitialised register: results
+# are wrong, or a memory access is illegal. ptxas 12.9 does not. tests/ops/triton/registers.py checks for this bug.
+MIN_ROW_BYTES = 128
 
-# Keys narrower than this have products and buffers in full precision whatever the inputs are. A chunk overwrites so
-# small a memory several times: what it leaves of the gradient of S is a small difference. A tile is no wider for it.
-NARROW = 16
+# For keys narrower than this, products and buffers are in full precision for all inputs. A chunk overwrites a memory
+# this small several times, so the gradient of S is a small difference of large terms. Tiles have this width anyway.
+NARROW_KEY = 16
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a call, padded as tiles must be, and how many warps work on one."""
+    """Sizes of a call, padded to the sizes of tiles, and the launch parameters that follow from them."""
 
     H: int
     D: int
     DV: int
-    BD: int
+    BD: int  # keys in a tile: D, padded
     BV: int  # values in a tile
-    wide: int  # in a tile of `read`
-    narrow: tuple[int, int]  # in a tile of the scans, whose rows are independent: where heads are few, and where many
-    warps: int  # where a D x D tile, or several of tokens, is in registers
-    finishing: int  # warps of what ends a backward
-    even: int  # numbers in a row of EVEN_BYTES
+    read_values: int  # values in a tile of `read`
+    scan_values: tuple[int, int]  # values in a tile of the scans: with few heads, and with many
+    warps: int  # of kernels that hold a D x D tile, or several tiles of tokens, in registers
+    finish_warps: int  # of the last kernels of a backward
+    min_row: int  # elements in a row of MIN_ROW_BYTES
     half: bool  # buffers are bfloat16
-    stages: int  # of loads under way, bounded by shared memory
-    scanning: int  # the same, of the scans
-    registers: int | None  # a thread may have, where many programs at a time beat few that never spill
-    most: int | None  # and anywhere: for Ampere, ptxas settles for 32 where it finds no allocation it likes
+    stages: int  # pipeline stages of loads; shared memory limits them
+    scan_stages: int  # the same for the scans
+    registers: int | None  # limit per thread, for kernels that gain more from occupancy than from not spilling
+    max_registers: int | None  # limit for all other kernels. Without one, ptxas for Ampere may settle for 32
 
     @classmethod
     @lru_cache(maxsize=256)
     def of(cls, H: int, D: int, DV: int, buffer: torch.dtype, capability: int = 9) -> "Shape":
-        """The configuration for a shape, and a GPU of this compute capability: one choice, no tuning."""
+        """The configuration for these sizes on a GPU of this compute capability. It is fixed; nothing is autotuned."""
         half, hopper = buffer == torch.bfloat16, capability >= 9
 
         def tile(size: int) -> int:
@@ -55,38 +55,38 @@ class Shape:
         BV = tile(min(DV, 64 if half or D <= 64 else 32))
         return cls(
             H, D, DV, BD, BV,
-            wide=tile(min(DV, 128 if half else 32)),
-            narrow=(16, BV if half and BD == 128 else min(BV, 32)),
+            read_values=tile(min(DV, 128 if half else 32)),
+            scan_values=(16, BV if half and BD == 128 else min(BV, 32)),
             warps=8 if BD == 128 else 4,
-            finishing=4 if hopper or BD < 128 else 8,
-            even=EVEN_BYTES // buffer.itemsize if hopper else 1,
+            finish_warps=4 if hopper or BD < 128 else 8,
+            min_row=MIN_ROW_BYTES // buffer.itemsize if hopper else 1,
             half=half,
             stages=2 if half else 1,
-            scanning=3 if half else 1,
+            scan_stages=3 if half else 1,
             registers=128 if half else None,
-            most=None if hopper else 255,
+            max_registers=None if hopper else 255,
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Precision:
-    """Type of the buffers between kernels, and what operands of products are rounded to (tiles.dot)."""
+    """Dtype of the buffers between kernels, and what operands of products are rounded to (tiles.dot)."""
 
     buffer: torch.dtype
-    dot: str  # the S part
-    times: str  # A_t x_t
-    walk: str  # A's own recurrence: its errors add up over a sequence
+    dot: str  # products of `memory`
+    times: str  # products A_t x_t
+    walk: str  # the recurrence of A, whose errors accumulate over a sequence
 
     @cached_property
     def exact(self) -> bool:
-        """Whether products with the inputs themselves, in bfloat16, lose nothing."""
+        """Whether the inputs are bfloat16, so that rounding them for a product loses nothing."""
         return self.dot == "bf16"
 
     @classmethod
     @lru_cache(maxsize=256)
     def of(cls, dtype: torch.dtype, D: int, interpreted: bool | None = None) -> "Precision":
-        """For inputs of the given type and keys of width D. Triton's interpreter knows no bfloat16 products."""
-        full = D < NARROW or (triton_interpreted() if interpreted is None else interpreted)
+        """For inputs of the given dtype and keys of width D. Triton's interpreter has no bfloat16 products."""
+        full = D < NARROW_KEY or (triton_interpreted() if interpreted is None else interpreted)
         if dtype == torch.bfloat16 and not full:
             return cls(dtype, "bf16", "bf16x3", "bf16x3")
         if dtype == torch.float16 and not full:
@@ -99,7 +99,7 @@ _captured: list[Plan] = []
 
 @dataclass(frozen=True)
 class Launcher:
-    """One call's constants: its plan, shapes and precision. With `dry`, kernels are compiled into it and none runs."""
+    """Plan, shape and precision of a call. With `dry`, kernels are compiled into this list and do not run."""
 
     plan: Plan
     shape: Shape
@@ -107,34 +107,34 @@ class Launcher:
     dry: list[Any] | None = field(default=None, kw_only=True)
 
     def hold(self) -> None:
-        """Keep the plan's tables for ever if a CUDA graph is being captured: it holds their addresses."""
+        """During the capture of a CUDA graph, keep the plan's tables for ever: the graph holds their addresses."""
         if self.plan.chunks.is_cuda and torch.cuda.is_current_stream_capturing():
             _captured.append(self.plan)
 
     def launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-        """Launch a kernel, or compile it."""
-        options["maxnreg"] = options.get("maxnreg") or self.shape.most
+        """Launch a kernel; with `dry`, only compile it."""
+        options["maxnreg"] = options.get("maxnreg") or self.shape.max_registers
         if self.dry is None:
             kernel[grid](*arguments, **options)
         else:
             self.dry.append(kernel.warmup(*arguments, grid=grid, **options))
 
     def running_sum(self, x: Tensor, initial: Tensor, total: Tensor, first: Tensor, reverse: bool) -> None:
-        """Over the spans or chunks of each sequence, as `first` says: see the kernel."""
+        """`tiles.running_sum` over the spans or chunks of each sequence, which begin at `first`."""
         s, size = self.shape, initial[0, 0].numel()
         self.launch(
-            running_sum, (len(self.plan.whole) * s.H, parts(size, 128)),
+            running_sum, (len(self.plan.sequences) * s.H, parts(size, 128)),
             x, initial, total, first, s.H, size, REVERSE=reverse, ENTRIES=16, BLOCK=128, num_warps=4,
         )  # fmt: skip
 
 
 def parts_needed(B: int, T: int, H: int, sequences: int, packed: bool) -> tuple[int, int]:
-    """Upper bounds, from shapes alone, on the chunks and on the spans of [B, T, H, *]; exact when nothing is packed."""
+    """Upper bounds, from shapes alone, on (chunks, spans) of [B, T, H, *]. They are exact if nothing is packed."""
     chunks = T // CHUNK + sequences if packed else B * parts(T, CHUNK)
     return chunks, spans_needed(sequences, B * T, span_length(B * T, H), packed)
 
 
-known_parts = lru_cache(maxsize=256)(parts_needed)  # for sizes that are numbers, which torch.compile's need not be
+known_parts = lru_cache(maxsize=256)(parts_needed)  # for integer sizes; under torch.compile they may be symbolic
 
 
 def capability_of(device: torch.device) -> int:

@@ -1,8 +1,8 @@
-"""The RMS norm as one kernel, forward and backward; see varla/ops/norm.py.
+"""The RMS norm as one kernel forward and one backward; see varla/ops/norm.py.
 
-A program has some rows of x, whole: it reads each number once, and the backward finds a row's length again instead of
-keeping it. In the backward a program goes through several such tiles, so that there are few shares of the weight's
-gradient to sum afterwards. PyTorch's backward reads x and dy twice, and wants both in the same type.
+A program holds whole rows of x, so it reads each element once. The backward recomputes the length of a row instead of
+saving it. There a program goes through several tiles and writes one share of the weight's gradient; PyTorch sums the
+shares. PyTorch's own backward reads x and dy twice, and needs both in one dtype.
 """
 
 from functools import partial
@@ -16,20 +16,20 @@ from varla.ops.custom_op import operator, plain_gradients, refuse_double_backwar
 from varla.ops.norm import plain
 from varla.ops.triton.plan import parts
 
-NUMBERS, WARPS = 1024, 2  # of a tile: on an H200 the backward takes 104 us at [65536, 512]; 157 with twice both
-TILES = 8  # of a program of the backward
+ELEMENTS, WARPS = 1024, 2  # of a tile; larger tiles make the backward slower (benchmarks/RESULTS.md)
+TILES = 8  # tiles per program in the backward
 
 
 @triton.jit
 def row_tile(first, rows, N, BR: tl.constexpr, BN: tl.constexpr):
-    """Offsets of BR rows from `first` on in [rows, N], and which numbers exist; [BR, BN]."""
+    """(offsets in [rows, N] of the BR rows from `first` on, which elements exist), both [BR, BN]."""
     row, c = first + tl.arange(0, BR), tl.arange(0, BN)
     return row.to(tl.int64)[:, None] * N + c[None, :], (row < rows)[:, None] & (c < N)[None, :]
 
 
 @triton.jit
 def normalized(x, where, inside, N, eps):
-    """(x over its length [BR, BN], one over that length [BR, 1])."""
+    """(x over its root mean square [BR, BN], the inverse of that root mean square [BR, 1])."""
     X = tl.load(x + where, inside, 0.0).to(tl.float32)
     inverse = tl.rsqrt(tl.sum(X * X, 1, keep_dims=True) / N + eps)
     return X * inverse, inverse
@@ -55,7 +55,7 @@ def norm_backward(x, weight, dy, dx, shares, rows, N, eps, BR: tl.constexpr, BN:
         where, inside = row_tile((program * TILES + i) * BR, rows, N, BR, BN)
         X, inverse = normalized(x, where, inside, N, eps)
         G = tl.load(dy + where, inside, 0.0).to(tl.float32)
-        share += tl.sum(tl.where(inside, G * X, 0.0), 0)  # beyond the end it is 0 / 0 where eps is 0
+        share += tl.sum(tl.where(inside, G * X, 0.0), 0)  # with eps = 0, X is 0 / 0 beyond the last row
         G *= w[None, :]
         along = tl.sum(G * X, 1, keep_dims=True) / N
         tl.store(dx + where, ((G - X * along) * inverse).to(dx.dtype.element_ty), inside)
@@ -64,11 +64,11 @@ def norm_backward(x, weight, dy, dx, shares, rows, N, eps, BR: tl.constexpr, BN:
 
 def _tile(N: int) -> dict[str, int]:
     width = triton.next_power_of_2(N)
-    return {"BR": max(1, NUMBERS // width), "BN": width, "num_warps": max(WARPS, min(16, width // 512))}
+    return {"BR": max(1, ELEMENTS // width), "BN": width, "num_warps": max(WARPS, min(16, width // 512))}
 
 
 def _normalize(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """y [*, N] in this type, of x [*, N] and weight [N]."""
+    """y [*, N] in this dtype, from x [*, N] and weight [N]."""
     if weight.shape != x.shape[-1:]:
         raise ValueError(f"weight must have shape [{x.shape[-1]}], as wide as x, got {list(weight.shape)}")
     y = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
@@ -112,7 +112,7 @@ def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 def _backward(ctx, dy):  # type: ignore[no-untyped-def]
     x, weight = ctx.saved_tensors
-    if torch.is_grad_enabled():  # derivatives of the gradients are wanted: the plain form has them
+    if torch.is_grad_enabled():  # double backward: the PyTorch form is differentiable
         form = partial(plain, eps=ctx.eps, dtype=ctx.dtype)
         return *plain_gradients(form, (x, weight), dy), None, None
     return *normalize_backward(x, weight, dy, ctx.eps), None, None

@@ -1,4 +1,4 @@
-"""Rotary positions as one kernel; see varla/ops/rotary.py. The backward is the same kernel, which then turns back."""
+"""Rotary positions as one kernel; see varla/ops/rotary.py. The backward is the same kernel with opposite angles."""
 
 import torch
 import triton
@@ -8,14 +8,14 @@ from torch import Tensor
 from varla.ops.custom_op import operator
 from varla.ops.triton.plan import parts
 
-NUMBERS, WARPS = 2048, 4  # pairs of a program
+PAIRS, WARPS = 2048, 4  # of a program
 
 
 @triton.jit
 def rotate_rows(
     x, cos, sin, y, rows, H, angles, HALF, BACK: tl.constexpr, BR: tl.constexpr, BH: tl.constexpr
 ):  # fmt: skip
-    """y [rows, 2 HALF]: a row is a token's head. cos, sin [angles, HALF]; tokens go through them again and again."""
+    """y [rows, 2 HALF]; a row is one head of one token. cos, sin [angles, HALF]; token t uses row t % angles."""
     row, i = tl.program_id(0) * BR + tl.arange(0, BR), tl.arange(0, BH)
     inside = (row < rows)[:, None] & (i < HALF)[None, :]
     where = row.to(tl.int64)[:, None] * (2 * HALF) + i[None, :]
@@ -30,12 +30,12 @@ def rotate_rows(
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
-    """x [B, T, H, D] turned by angles with these cos and sin, float32 [B or 1, T, D / 2]; by the opposite if `back`."""
+    """Rotate x [B, T, H, D] by angles with these cos and sin, float32 [B or 1, T, D / 2]; backwards if `back`."""
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if x.numel() == 0:
         return y
     half, width = cos.shape[-1], triton.next_power_of_2(cos.shape[-1])
-    rows, tile = x.numel() // x.shape[-1], max(1, NUMBERS // width)
+    rows, tile = x.numel() // x.shape[-1], max(1, PAIRS // width)
     with torch.cuda.device_of(x):
         rotate_rows[(parts(rows, tile),)](
             x.contiguous(), cos.contiguous(), sin.contiguous(), y, rows, x.shape[2], cos.numel() // half, half,

@@ -1,8 +1,11 @@
-"""What the kernels share: tokens in and out, feature map, normalisation, and the two small triangular factorisations.
+"""Functions that the kernels share: loads and stores, products, feature map, normalisation, small factorisations.
 
-Tiles are float32 in registers. `DOT` says what the operands of a product are rounded to: "bf16"; "left" or
-"right" (bf16, but that operand split in two: 16 bits); "bf16x3" (both split); "tf32"; or "tf32x3" (split, float32
-accuracy). A tile of tokens is [N, D], or [D, N] with `T` (transposed): reductions over D then run over axis 0.
+Tiles are float32 in registers. `DOT` says what the operands of a product are rounded to: "bf16"; "left" or "right"
+(bf16, but that operand is split into two bfloat16 numbers, which keeps 16 bits); "bf16x3" (both are split); "tf32"; or
+"tf32x3" (both are split, float32 accuracy). A tile of tokens is [N, D]. With `T` (transposed) it is [D, N], and
+reductions over D run over axis 0.
+
+The loads take `token`, the first token of the tile, and `count`, the number of tokens from there to the end.
 """
 
 import triton
@@ -11,7 +14,7 @@ import triton.language as tl
 
 @triton.jit
 def halves(x):
-    """x as a sum of two bfloat16 numbers. (Cutting the mantissa, not rounding it, keeps to fast instructions.)"""
+    """x as the sum of two bfloat16 numbers. The first is truncated, not rounded: that takes fast instructions."""
     high = (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
     return high.to(tl.bfloat16), (x - high).to(tl.bfloat16)
 
@@ -37,7 +40,7 @@ def dot(x, y, DOT: tl.constexpr, acc=None):
 
 @triton.jit
 def operand(x, DOT: tl.constexpr):
-    """x as a product will want it: half the registers where that is bfloat16."""
+    """x in the type that `dot` will convert it to, if that is bfloat16: it then takes half the registers."""
     if DOT == "bf16":
         return x.to(tl.bfloat16)
     else:
@@ -46,7 +49,7 @@ def operand(x, DOT: tl.constexpr):
 
 @triton.jit
 def tile(token, count, head, H, d, D, N: tl.constexpr, T: tl.constexpr):
-    """Offsets of tokens [token, token + N) of one head in [tokens, H, D], and which of them exist (`count`)."""
+    """(offsets in [tokens, H, D] of tokens [token, token + N) of one head, which of them exist)."""
     i = tl.arange(0, N)
     if T:
         where, inside = i[None, :] * H * D + d[:, None], (i[None, :] < count) & (d[:, None] < D)
@@ -57,14 +60,14 @@ def tile(token, count, head, H, d, D, N: tl.constexpr, T: tl.constexpr):
 
 @triton.jit
 def loaded(ptr, token, count, head, H, d, D, N: tl.constexpr, T: tl.constexpr = False):
-    """Those tokens of ptr [tokens, H, D], in its own type; zero where there are none."""
+    """A tile of tokens of ptr [tokens, H, D], in its own dtype; zero where a token does not exist."""
     where, inside = tile(token, count, head, H, d, D, N, T)
     return tl.load(ptr + where, inside, 0.0)
 
 
 @triton.jit
 def rows(ptr, token, count, head, H, d, D, N: tl.constexpr, T: tl.constexpr = False):
-    """The same as float32."""
+    """`loaded`, converted to float32."""
     return loaded(ptr, token, count, head, H, d, D, N, T).to(tl.float32)
 
 
@@ -77,7 +80,7 @@ def store_rows(ptr, x, token, count, head, H, d, D, N: tl.constexpr, T: tl.const
 
 @triton.jit
 def column(ptr, token, count, head, H, N: tl.constexpr):
-    """One number a token, of ptr [tokens, H]: [N], zero where there is none."""
+    """One number for each token, from ptr [tokens, H]: [N], zero where a token does not exist."""
     i = tl.arange(0, N)
     return tl.load(ptr + token.to(tl.int64) * H + head + i * H, i < count, 0.0)
 
@@ -91,7 +94,7 @@ def store_column(ptr, x, token, count, head, H, N: tl.constexpr):
 
 @triton.jit
 def matrix(ptr, index, r, R, c, C):
-    """Matrix number `index` of ptr [*, R, C] as float32 [|r|, |c|], zero outside."""
+    """Rows r and columns c of matrix `index` of ptr [*, R, C], as float32; zero outside the matrix."""
     inside = (r[:, None] < R) & (c[None, :] < C)
     return tl.load(ptr + index.to(tl.int64) * R * C + r[:, None] * C + c[None, :], inside, 0.0).to(tl.float32)
 
@@ -124,7 +127,7 @@ def feature_backward(grad, phi, ELU: tl.constexpr):
 
 @triton.jit
 def unit(x, T: tl.constexpr = False):
-    """Tokens over their length, and 1 / length (that dimension 1); zero stays zero. No length over- or underflows."""
+    """(tokens over their length, 1 / length with D reduced to 1). Zero stays zero; no length over- or underflows."""
     AXIS: tl.constexpr = 0 if T else 1
     largest = tl.max(tl.abs(x), AXIS, keep_dims=True)
     zero = largest < 1.1754943508222875e-38
@@ -144,7 +147,7 @@ def unit_backward(grad, y, inverse, T: tl.constexpr = False):
 
 @triton.jit
 def featured(x, count, d, D, N: tl.constexpr, ELU: tl.constexpr, T: tl.constexpr = False):
-    """Features of loaded tokens, zero where there are none."""
+    """Features of a loaded tile; zero where a token does not exist."""
     i = tl.arange(0, N)
     if T:
         inside = (i[None, :] < count) & (d[:, None] < D)
@@ -155,13 +158,13 @@ def featured(x, count, d, D, N: tl.constexpr, ELU: tl.constexpr, T: tl.constexpr
 
 @triton.jit
 def features(ptr, token, count, head, H, d, D, N: tl.constexpr, ELU: tl.constexpr, T: tl.constexpr = False):
-    """Features of the tokens of ptr [tokens, H, D], zero where there are none."""
+    """Features of a tile of tokens of ptr [tokens, H, D]; zero where a token does not exist."""
     return featured(loaded(ptr, token, count, head, H, d, D, N, T), count, d, D, N, ELU, T)
 
 
 @triton.jit
 def normalized(F, UNIT: tl.constexpr, T: tl.constexpr = False):
-    """(K, 1 / |F|): what S is written and read with, given key features F; F itself and 1 unless UNIT."""
+    """(K, 1 / |F|), with K = F / |F| for key features F. Without UNIT: (F, 1)."""
     if UNIT:
         return unit(F, T)
     else:
@@ -172,9 +175,9 @@ def normalized(F, UNIT: tl.constexpr, T: tl.constexpr = False):
 def cholesky_inverse(G, aside, WARPS: tl.constexpr):
     """The inverse of the Cholesky factor of G [16, 16], symmetric; NaN if G is not positive definite.
 
-    By elimination on [G I], as [16, WARPS, 32]: every warp holds all of it, one column to a lane. A row is then a
-    register, a column is a gather within the warp, and no step needs a barrier. G and the result change form by way of
-    memory (`aside`, 256 floats of this program's own): a reduction over the copies would take longer than the
+    It eliminates on [G I], held as [16, WARPS, 32]: every warp has a copy, with one column in each lane. A row is then
+    one register, a column is a gather within the warp, and no step needs a barrier. G and the result change layout
+    through memory (`aside`, 256 floats of this program): a reduction over the copies would take longer than the
     elimination.
     """
     at = tl.arange(0, 16)
@@ -184,7 +187,8 @@ def cholesky_inverse(G, aside, WARPS: tl.constexpr):
     tl.debug_barrier()
     tl.store(square, G)
     tl.debug_barrier()
-    # (17 lane) mod 16 is lane mod 16, but not visibly contiguous to the compiler: one column to a lane, no vectors.
+    # (17 lane) mod 16 equals lane mod 16, but the compiler does not see that it is contiguous. It therefore puts one
+    # column in each lane instead of vectorising.
     X = tl.load(aside + i * 16 + (lane * 17) % 16, lane < 16, 0.0) + tl.where(lane == i + 16, 1.0, 0.0)
     for s in tl.static_range(16):
         below = tl.gather(X, tl.full([16, WARPS, 32], s, tl.int32), 2)
@@ -202,8 +206,8 @@ def cholesky_inverse(G, aside, WARPS: tl.constexpr):
 def lower_inverse(N, WARPS: tl.constexpr, DOT: tl.constexpr):
     """(I + N)^-1 for strictly lower triangular N [64, 64].
 
-    The four diagonal blocks by forward substitution, side by side: D. Then (I + N)^-1 = (I + M)^-1 D with
-    M = D (N without its blocks), and M^4 = 0, so that (I + M)^-1 = (I - M) (I + M^2).
+    D is the inverse of the four 16 x 16 diagonal blocks, by forward substitution on all four at once. Then
+    (I + N)^-1 = (I + M)^-1 D with M = D (N without its diagonal blocks). M^4 = 0, so (I + M)^-1 = (I - M) (I + M^2).
     """
     LANES: tl.constexpr = 2 * WARPS
     i = tl.arange(0, 16)[:, None, None]
@@ -226,9 +230,10 @@ def lower_inverse(N, WARPS: tl.constexpr, DOT: tl.constexpr):
 
 @triton.jit
 def running_sum(x, initial, total, first, H, SIZE, REVERSE: tl.constexpr, ENTRIES: tl.constexpr, BLOCK: tl.constexpr):
-    """x [*, H, SIZE] to `initial` [sequences, H, SIZE] plus the sum of what comes earlier (REVERSE: later), in place.
+    """Replace each entry of x [*, H, SIZE] by `initial` plus the sum of the earlier entries of its sequence.
 
-    Entry n of x belongs to sequence s where first[s] <= n < first[s + 1]. `total` gets initial plus the whole sum.
+    REVERSE sums the later entries instead. Entry n belongs to sequence s if first[s] <= n < first[s + 1]. `initial`
+    and `total` are [sequences, H, SIZE]; `total` gets initial plus the sum of all entries.
     """
     sequence, head = tl.program_id(0) // H, tl.program_id(0) % H
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -1,1 +1,1 @@
-"""Kernels of `directions`, and the launcher beside them."""
+"""Kernels of `directions`, their launcher, and the PyTorch operator."""

@@ -1,11 +1,12 @@
-"""Kernels that work on A^-1, which without refresh only gains u u^T (docs/math.md, section 7).
+"""Kernels that work on A^-1. Without refresh, every token only adds u u^T to it (docs/math.md, section 7).
 
     square_sum, running_sum, invert, invert_spans   A before every span, from sums of u u^T and their inverses
-    outer_sum, running_sum, direction_backward      the gradient of A^-1, a sum from the right, and du from it
+    outer_sum, running_sum, direction_backward      the gradient of A^-1, a sum over later tokens, and du from it
     sandwich                                        a gradient from A to A^-1 or back
-    compose                                         with refresh: A before every span, from what each span does to it
+    compose                                         with refresh: A before every span, from the map of each span
 
-Sums are one program to a head and span; A^-1 is a tile [D, D] in registers.
+For the sums there is one program for each head and span. A^-1 is a tile [D, D] in registers. In the loops, `here` is
+the first token of a step and `more` the number of tokens from there to the end of the span.
 """
 
 import triton
@@ -36,7 +37,7 @@ from varla.ops.triton.tiles import (
 def square_sum(
     u, spans, out, H, D, scale, BD: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr, WALK: tl.constexpr
 ):
-    """U^T U of each span: out [spans, H, D, D]. The rows of U are those of u, normalised to length `scale` if UNIT."""
+    """out [spans, H, D, D] = U^T U of each span. U is u, with rows normalised to length `scale` if UNIT."""
     span, head, token, count, _, _, _ = span_of(spans, H)
     d = tl.arange(0, BD)
     total = tl.zeros([BD, BD], tl.float32)
@@ -50,11 +51,11 @@ def square_sum(
 
 @triton.jit
 def inverse(M, aside, D, BD: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constexpr):
-    """The inverse of M [BD, BD], of which D x D are symmetric positive definite, by sweeping 16 rows at a time.
+    """The inverse of M [BD, BD], whose leading D x D block is symmetric positive definite, by the sweep operator.
 
-    Sweeping rows b with M_bb = L L^T and V = L^-1 M_b., its block b replaced by L^-1:
-    M <- M - V^T V, but +V^T V where exactly one index is in b, and -V^T V where both are. After all rows, M is -M^-1.
-    `aside`: 16 (BD + 16) floats of memory.
+    A sweep takes 16 rows b. With M_bb = L L^T and V = L^-1 M_b., where block b of V is replaced by L^-1, an entry of M
+    becomes M - V^T V if neither index is in b, V^T V if exactly one is, and -V^T V if both are. After all sweeps, M has
+    become minus its inverse. `aside`: 16 (BD + 16) floats of memory.
     """
     d = tl.arange(0, BD)
     i = tl.arange(0, STEP)
@@ -65,7 +66,7 @@ def inverse(M, aside, D, BD: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constex
         tl.debug_barrier()
         tl.store(aside + d[:, None] * STEP + d[None, :] - b, M, inside[None, :] & (d[:, None] < BD))
         tl.debug_barrier()
-        R = tl.load(aside + d[:, None] * STEP + i[None, :])  # columns b, which are rows b: M is symmetric
+        R = tl.load(aside + d[:, None] * STEP + i[None, :])  # columns b, equal to rows b because M is symmetric
         J = cholesky_inverse(tl.load(aside + (b + i[:, None]) * STEP + i[None, :]), factors, WARPS)
         own = tl.load(factors + i[None, :] * STEP + d[:, None] - b, inside[:, None], 0.0)
         V = tl.where(inside[:, None], own, dot(R, tl.trans(J), WALK))
@@ -76,7 +77,7 @@ def inverse(M, aside, D, BD: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constex
 
 @triton.jit
 def invert(x, out, scratch, D, BD: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constexpr):
-    """out = the inverse of every symmetric positive definite x [*, D, D]. They may be the same memory."""
+    """out = the inverse of every symmetric positive definite x [*, D, D]. x and out may share memory."""
     entry = tl.program_id(0)
     d = tl.arange(0, BD)
     aside = scratch + entry.to(tl.int64) * (STEP * (BD + STEP))
@@ -86,7 +87,7 @@ def invert(x, out, scratch, D, BD: tl.constexpr, WALK: tl.constexpr, WARPS: tl.c
 
 @triton.jit
 def invert_spans(x, initial, spans, scratch, H, D, BD: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constexpr):
-    """The same for the spans of sequences, x [spans, H, D, D] in place; but the first of each becomes `initial`."""
+    """Invert x [spans, H, D, D] in place, except that the first span of each sequence gets `initial`."""
     span, head, _, _, sequence, position, _ = span_of(spans, H)
     d = tl.arange(0, BD)
     aside = scratch + tl.program_id(0).to(tl.int64) * (STEP * (BD + STEP))
@@ -99,7 +100,7 @@ def invert_spans(x, initial, spans, scratch, H, D, BD: tl.constexpr, WALK: tl.co
 
 @triton.jit
 def sandwich(x, y, out, D, BD: tl.constexpr, BLOCK: tl.constexpr, WALK: tl.constexpr):
-    """out = -X sym(Y) X for symmetric X, BLOCK columns of it: a gradient through an inverse. All [*, D, D]."""
+    """out = -X sym(Y) X for symmetric X: a gradient through an inverse. All [*, D, D]; a program has BLOCK columns."""
     entry = tl.program_id(0)
     d = tl.arange(0, BD)
     e = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -110,7 +111,7 @@ def sandwich(x, y, out, D, BD: tl.constexpr, BLOCK: tl.constexpr, WALK: tl.const
 
 @triton.jit
 def compose(initial, C, F, J, starts, first, scratch, H, D, BD: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constexpr):
-    """A before every span, starts [spans, H, D, D], from what each span does (`element_walk`), in their order."""
+    """starts [spans, H, D, D], A before every span: apply the maps of the spans (`element_walk`) in order."""
     sequence, head = tl.program_id(0) // H, tl.program_id(0) % H
     d = tl.arange(0, BD)
     aside = scratch + tl.program_id(0).to(tl.int64) * (STEP * (BD + STEP))
@@ -132,7 +133,7 @@ def outer_sum(
     BD: tl.constexpr, BLOCK: tl.constexpr, FIXED: tl.constexpr,
     ELU: tl.constexpr, UNIT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """-sym(G^T a) of each span: out [spans, H, D, D]. FIXED: sym(G^T K), G being dP. G [chunks, H, 64, D]."""
+    """out [spans, H, D, D] = -sym(G^T a) of each span, with G [chunks, H, 64, D]. FIXED: sym(G^T K), where G is dP."""
     span, head, token, count, sequence, position, _ = span_of(spans, H)
     LEFT: tl.constexpr = "left" if DOT == "bf16" else DOT
     d = tl.arange(0, BD)
@@ -150,27 +151,27 @@ def outer_sum(
 
 @triton.jit
 def direction_backward(
-    u, a, G, dM, du, chunks, places, chunk_first, short_first, H, D, scale,
-    BD: tl.constexpr, CHUNK: tl.constexpr, SHORT: tl.constexpr, DOT: tl.constexpr,
+    u, a, G, dM, du, chunks, chunk_position, chunk_first, gradient_first, H, D, scale,
+    BD: tl.constexpr, CHUNK: tl.constexpr, SPAN: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """du without refresh, every chunk by itself. dM [*, H, D, D]: gradient of A^-1 after each SHORT tokens.
+    """du without refresh, for one chunk a program. dM [*, H, D, D]: gradient of A^-1 after every span of SPAN tokens.
 
-    A^-1 only ever gains u u^T, so its gradient is a running sum of -sym(g_t a_t^T) from the right, and
-    dU = 2 U dM - triu(U a^T) G - triu(U G^T) a, over what is left of the SHORT tokens: attention, reversed.
-    a is exact in bfloat16; G [chunks, H, CHUNK, D] and dM are not, and keep 16 bits.
+    Every token only adds u u^T to A^-1, so the gradient of A^-1 is the sum of -sym(g_t a_t^T) over later tokens, and
+    dU = 2 U dM - triu(U a^T) G - triu(U G^T) a, over the rest of the span: attention to later tokens.
+    a is exact in bfloat16. G [chunks, H, CHUNK, D] and dM are not, and are split into two bfloat16 numbers.
     """
     RIGHT: tl.constexpr = "right" if DOT == "bf16" else DOT
     chunk, head = tl.program_id(0) // H, tl.program_id(0) % H
     token, count = tl.load(chunks + chunk * 2), tl.load(chunks + chunk * 2 + 1)
-    sequence, position = tl.load(places + chunk * 2), tl.load(places + chunk * 2 + 1)
+    sequence, position = tl.load(chunk_position + chunk * 2), tl.load(chunk_position + chunk * 2 + 1)
     d = tl.arange(0, BD)
     i = tl.arange(0, CHUNK)
     y, inverse = unit(rows(u, token, count, head, H, d, D, CHUNK))
     x = operand(y, DOT)
-    at = (tl.load(short_first + sequence) + position // SHORT) * H + head
-    left = (SHORT - position % SHORT) // CHUNK
+    at = (tl.load(gradient_first + sequence) + position // SPAN) * H + head
+    left = (SPAN - position % SPAN) // CHUNK
     left = tl.minimum(left, tl.load(chunk_first + sequence + 1) - chunk)
-    dU = dot(x, matrix(dM, at, d, D, d, D), RIGHT)  # half of it
+    dU = dot(x, matrix(dM, at, d, D, d, D), RIGHT)  # half of dU; the factor 2 comes at the end
     for n in range(left):
         here, more = tl.load(chunks + (chunk + n) * 2), tl.load(chunks + (chunk + n) * 2 + 1)
         P = operand(rows(a, here, more, head, H, d, D, CHUNK), DOT)

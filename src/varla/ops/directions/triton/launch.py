@@ -1,8 +1,8 @@
-"""Which kernels of `directions` run in which order, and what passes between them; see walk.py and inverse.py.
+"""Launches the kernels of `directions` in order, and holds the buffers between them; see walk.py and inverse.py.
 
-A walks through each sequence, or through all its spans at once. For the latter, A before every span comes first:
-without refresh from inverses of prefix sums, with it from what each span does to any A. The backward works on all spans
-at once.
+The forward carries A through each sequence from its beginning, or through all spans in parallel. Spans in parallel need
+A before every span first. Without refresh it comes from inverses of prefix sums, with refresh from the map that each
+span applies to A. The backward always runs all spans in parallel.
 """
 
 from dataclasses import dataclass
@@ -17,20 +17,20 @@ from varla.ops.directions.triton import inverse, walk
 from varla.ops.triton.launcher import Launcher
 from varla.ops.triton.plan import CHUNK, GRADIENT_SPAN, parts
 
-HUGE = 2**31 - 1
-FEW_HEADS = 48  # over all sequences: with more, walking each sequence from its beginning is as fast as any other way
+INT32_MAX = 2**31 - 1
+FEW_HEADS = 48  # heads of all sequences together. With more, walking each sequence from its beginning is as fast
 
 
 class Kept(NamedTuple):
-    """What the backward needs of the forward, beside a."""
+    """What the forward keeps for the backward, beside a."""
 
-    gain: Tensor  # [tokens, H]: what A k was multiplied by
+    gain: Tensor  # [tokens, H]: the factor from A k to a
     A: Tensor  # [spans, H, D, D]: A before every span
     J: Tensor  # [tokens, H, 16]: L^-1 of every step of the walk
 
     @classmethod
     def empty(cls, like: Tensor, spans: int) -> "Kept":
-        """Room for it, for keys like this one [tokens, H, D]."""
+        """Empty buffers for keys like this one [tokens, H, D]."""
         tokens, H, D = like.shape
         return cls(
             gain=like.new_empty(tokens, H, dtype=torch.float32),
@@ -46,11 +46,11 @@ class DirectionLauncher(Launcher):
     settings: DirectionSettings
 
     def forward(self, k: Tensor, u: Tensor, A: Tensor, t: Tensor, a: Tensor, kept: Kept) -> Tensor:
-        """A after the last token. Fills a and `kept` from raw k, u [tokens, H, D], A [N, H, D, D] and counts t [N]."""
+        """Fill a and `kept`, and return A after the last token. Raw k, u [tokens, H, D], A [N, H, D, D], t [N]."""
         s, plan, final = self.shape, self.plan, torch.empty_like(A)
         if not self._serial:
             (self._starts if self.settings.refresh_beat is None else self._starts_refreshed)(u, A, t, kept.A)
-        spans, start = (plan.whole, A) if self._serial else (plan.spans, kept.A)
+        spans, start = (plan.sequences, A) if self._serial else (plan.spans, kept.A)
         self.launch(
             walk.forward_walk, (len(spans) * s.H,),
             k, u, start, t, spans, kept.A, final, a, kept.gain, kept.J, plan.span_first,
@@ -64,23 +64,23 @@ class DirectionLauncher(Launcher):
         self, k: Tensor, u: Tensor, A: Tensor, t: Tensor, a: Tensor, kept: Kept, final: Tensor, dP: Tensor, dk: Tensor,
         dA: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """du and the gradient of the initial A. Adds to dk what reaches the keys through a.
+        """Return du and the gradient of the initial A, and add to dk the gradient of the keys through a.
 
-        dP [chunks, H, CHUNK, D] float32 is the gradient of A k, and memory to use. `final` is what `forward` returned.
+        dP [chunks, H, CHUNK, D] float32 is the gradient of A k; it is overwritten. `final` is the result of `forward`.
         """
         s, plan = self.shape, self.plan
         refresh = self.settings.refresh_beat is not None
         G, Z, Y, K = (torch.empty_like(a) if refresh else dP for _ in range(4))
         self.launch(
             walk.backward_walk, (len(plan.spans) * s.H,),
-            k, u, kept.gain, dP, dk, G, Z, Y, kept.J, K, kept.A, t, plan.spans, plan.first, s.H, s.D, *self._scalars,
-            **self._walk,
+            k, u, kept.gain, dP, dk, G, Z, Y, kept.J, K, kept.A, t, plan.spans, plan.chunk_first, s.H, s.D,
+            *self._scalars, **self._walk,
         )  # fmt: skip
         if refresh:
             initial = torch.empty_like(dA)
             self.launch(
-                walk.gradient_scan, (len(plan.whole) * s.H,),
-                Z, Y, G, K, dA, initial, plan.whole, s.H, s.D, BD=s.BD, DOT=self.precision.dot, num_warps=s.warps,
+                walk.gradient_scan, (len(plan.sequences) * s.H,),
+                Z, Y, G, K, dA, initial, plan.sequences, s.H, s.D, BD=s.BD, DOT=self.precision.dot, num_warps=s.warps,
             )  # fmt: skip
             du = self._factors_backward(k, u, t, kept, dP, K, Z, Y, G)
         else:
@@ -90,40 +90,40 @@ class DirectionLauncher(Launcher):
     def stand_ins(
         self, tokens: int, dtype: torch.dtype, device: torch.device
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Kept]:
-        """Tensors of the types and sizes that a call has: k, u, A, t, a and what it keeps."""
-        s, N = self.shape, len(self.plan.whole)
+        """Empty tensors with the dtypes and shapes of a call: k, u, A, t, a and `Kept`."""
+        s, N = self.shape, len(self.plan.sequences)
         k, u = (torch.empty(tokens, s.H, s.D, dtype=dtype, device=device) for _ in range(2))
         A, t = torch.empty(N, s.H, s.D, s.D, device=device), torch.empty(N, dtype=torch.int64, device=device)
         return k, u, A, t, torch.empty_like(k, dtype=self.precision.buffer), Kept.empty(k, len(self.plan.spans))
 
     def _unless_empty(self, x: Tensor, untouched: Tensor) -> Tensor:
-        """x [N, *], but for sequences without tokens what was handed in, to the last bit (x is made symmetric)."""
+        """x [N, *] with the rows of empty sequences copied from `untouched`: the kernels made x symmetric."""
         x[list(self.plan.empty)] = untouched[list(self.plan.empty)]
         return x
 
     @cached_property
     def _serial(self) -> bool:
-        """Whether A is walked through each sequence from its beginning, or through all spans at once.
+        """Whether A is carried through each sequence from its beginning, and not through all spans in parallel.
 
-        At once takes their starts first: without refresh, sums and inverses; with it, a second walk, which pays only
-        where there are too few heads to fill the GPU.
+        Spans in parallel need A before every span. Without refresh that takes sums and inverses. With refresh it takes
+        a second walk, which is worth it only if there are too few heads to fill the GPU.
         """
         if self.plan.one_span or not self.settings.update_penalty:
             return True
-        sequences = len(self.plan.whole)
+        sequences = len(self.plan.sequences)
         few = sequences * self.shape.H <= FEW_HEADS and len(self.plan.spans) >= 4 * sequences
         return self.settings.refresh_beat is not None and not few
 
     @cached_property
     def _unit(self) -> bool:
-        """Whether keys are normalised before A meets them. Gain "unit" divides A k by its length: theirs has no say."""
+        """Whether the kernels normalise keys. Gain "unit" divides A k by its length, so it does not need unit keys."""
         return self.settings.normalize_key and self.settings.gain != "unit"
 
     @cached_property
     def _scalars(self) -> tuple[float, int, float]:
-        """|u|, and period and size of the refresh."""
-        period, eta = self.settings.refresh_beat or (HUGE, 0.0)
-        return self.settings.length_of_u(self.shape.D), min(period, HUGE), eta
+        """|u|, and the period and size of the refresh."""
+        period, eta = self.settings.refresh_beat or (INT32_MAX, 0.0)
+        return self.settings.length_of_u(self.shape.D), min(period, INT32_MAX), eta
 
     def _starts(self, u: Tensor, A: Tensor, t: Tensor, out: Tensor) -> None:
         """A before every span, without refresh: the inverse of a prefix sum of u u^T."""
@@ -138,7 +138,7 @@ class DirectionLauncher(Launcher):
         )  # fmt: skip
 
     def _starts_refreshed(self, u: Tensor, A: Tensor, t: Tensor, out: Tensor) -> None:
-        """A before every span, with refresh: what each span does to any A, for all at once; then those, in order."""
+        """A before every span, with refresh: compute the maps of all spans in parallel, then apply them in order."""
         s, plan = self.shape, self.plan
         C, F, J = (torch.empty_like(out) for _ in range(3))
         V = torch.empty_like(u, dtype=torch.float32)
@@ -148,7 +148,7 @@ class DirectionLauncher(Launcher):
             BD=s.BD, WALK=self.precision.walk, EXACT=self.precision.exact, WARPS=s.warps, num_warps=s.warps,
         )  # fmt: skip
         self._square_sum(V, J, unit=False)
-        programs = len(plan.whole) * s.H
+        programs = len(plan.sequences) * s.H
         self.launch(
             inverse.compose, (programs,),
             A, C, F, J, out, plan.span_first, out.new_empty(programs, 16, s.BD + 16), s.H, s.D,
@@ -164,7 +164,7 @@ class DirectionLauncher(Launcher):
         )  # fmt: skip
 
     def _inverse(self, x: Tensor) -> Tensor:
-        s, out, programs = self.shape, torch.empty_like(x), len(self.plan.whole) * self.shape.H
+        s, out, programs = self.shape, torch.empty_like(x), len(self.plan.sequences) * self.shape.H
         self.launch(
             inverse.invert, (programs,),
             x, out, x.new_empty(programs, 16, s.BD + 16), s.D,
@@ -173,10 +173,10 @@ class DirectionLauncher(Launcher):
         return out
 
     def _through_inverse(self, x: Tensor, y: Tensor) -> Tensor:
-        """-x sym(y) x: given x = m^-1, the gradient of m from that of x, which is y; or the reverse."""
+        """-x sym(y) x: for x = m^-1, the gradient of m from the gradient y of x, or the reverse."""
         s, out = self.shape, torch.empty_like(x)
         self.launch(
-            inverse.sandwich, (len(self.plan.whole) * s.H, parts(s.D, 16)),
+            inverse.sandwich, (len(self.plan.sequences) * s.H, parts(s.D, 16)),
             x, y, out, s.D, BD=s.BD, BLOCK=16, WALK=self.precision.walk, num_warps=s.warps,
         )  # fmt: skip
         return out
@@ -184,36 +184,37 @@ class DirectionLauncher(Launcher):
     def _information_backward(
         self, k: Tensor, u: Tensor, A: Tensor, a: Tensor, final: Tensor, G: Tensor, dA: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """(du, dA before the first token) without refresh: the gradient of A^-1 is a sum from the right."""
+        """(du, gradient of the initial A) without refresh: the gradient of A^-1 is a sum over later tokens."""
         s, plan, fixed = self.shape, self.plan, not self.settings.update_penalty
-        sums = A.new_empty(len(plan.short), s.H, s.D, s.D)
+        sums = A.new_empty(len(plan.gradient_spans), s.H, s.D, s.D)
         total = torch.empty_like(A)
         self.launch(
-            inverse.outer_sum, (len(plan.short) * s.H,),
-            G, a, k, plan.short, plan.first, sums, s.H, s.D,
+            inverse.outer_sum, (len(plan.gradient_spans) * s.H,),
+            G, a, k, plan.gradient_spans, plan.chunk_first, sums, s.H, s.D,
             BD=s.BD, BLOCK=32, FIXED=fixed, ELU=self._switches["ELU"], UNIT=self._unit,
             DOT=self.precision.dot, num_warps=s.warps, num_stages=1,
         )  # fmt: skip
         if fixed:
-            self.running_sum(sums, dA, total, plan.short_first, reverse=True)
+            self.running_sum(sums, dA, total, plan.gradient_first, reverse=True)
             return torch.zeros_like(u), (total + total.mT) / 2
-        self.running_sum(sums, self._through_inverse(final, dA), total, plan.short_first, reverse=True)
+        self.running_sum(sums, self._through_inverse(final, dA), total, plan.gradient_first, reverse=True)
         du = torch.empty_like(u)
         self.launch(
             inverse.direction_backward, (len(plan.chunks) * s.H,),
-            u, a, G, sums, du, plan.chunks, plan.places, plan.first, plan.short_first, s.H, s.D, self._scalars[0],
-            BD=s.BD, CHUNK=CHUNK, SHORT=GRADIENT_SPAN, DOT=self.precision.dot, num_warps=s.finishing, num_stages=1,
+            u, a, G, sums, du, plan.chunks, plan.chunk_position, plan.chunk_first, plan.gradient_first, s.H, s.D,
+            self._scalars[0],
+            BD=s.BD, CHUNK=CHUNK, SPAN=GRADIENT_SPAN, DOT=self.precision.dot, num_warps=s.finish_warps, num_stages=1,
         )  # fmt: skip
         return du, self._through_inverse(self._inverse(A), total)
 
     def _factors_backward(
         self, k: Tensor, u: Tensor, t: Tensor, kept: Kept, dP: Tensor, V: Tensor, Z: Tensor, X: Tensor, rest: Tensor
     ) -> Tensor:
-        """du with refresh, through the factors of every step. X and rest are memory to use."""
+        """du with refresh, through the factors of every step. X and rest are overwritten."""
         s, plan = self.shape, self.plan
         self.launch(
             walk.factor_backward, (len(plan.chunks) * s.H,),
-            k, u, dP, V, Z, kept.J, X, rest, plan.chunks, plan.places, t, s.H, s.D, *self._scalars,
+            k, u, dP, V, Z, kept.J, X, rest, plan.chunks, plan.chunk_position, t, s.H, s.D, *self._scalars,
             BD=s.BD, STEPS=4, ELU=self._switches["ELU"], UNIT=self._unit, DOT=self.precision.times, num_warps=4,
         )  # fmt: skip
         du = X if X.dtype == u.dtype else torch.empty_like(u)
@@ -226,7 +227,7 @@ class DirectionLauncher(Launcher):
 
     @cached_property
     def _walk(self) -> dict[str, Any]:
-        """How a walk is compiled."""
+        """The compile-time constants of a walk."""
         s, p = self.shape, self.precision
         return {
             "BD": s.BD, **self._switches, "UNIT": self._unit, "PAST": p.dot, "WALK": p.walk, "num_warps": s.warps,

@@ -1,4 +1,4 @@
-"""`directions` by kernels, as one PyTorch operator with a hand-written backward."""
+"""The kernels of `directions` as one PyTorch operator with a hand-written backward."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,7 +28,7 @@ def launcher(
     settings: DirectionSettings,
     backward: bool,
 ) -> DirectionLauncher:
-    """The launcher for sequences of these lengths and sizes (H, D), its kernels compiled."""
+    """The launcher for sequences of these lengths and sizes (H, D), with compiled kernels."""
     H, D = sizes
     precision = Precision.of(dtype, D)
     shape = Shape.of(H, D, D, precision.buffer, capability_of(device))
@@ -49,7 +49,7 @@ def launcher(
 
 
 def _kept(k: Tensor, sequences: int, packed: bool) -> Kept:
-    """Empty buffers for what the forward keeps, their sizes from shapes alone."""
+    """Empty buffers for what the forward keeps. Their sizes depend on shapes alone."""
     B, T, H = k.shape[:3]
     return Kept.empty(k.flatten(0, 1), parts_needed(B, T, H, sequences, packed)[1])
 
@@ -63,7 +63,7 @@ def _directions_triton(
     settings: DirectionSettings,
     keep: bool,
 ) -> list[Tensor]:
-    """[a, A, *what the backward needs]; the last part is left out unless `keep`."""
+    """[a, A, *Kept]; without `keep` only [a, A]."""
     kept = _kept(k, t.shape[0], cu_seqlens is not None)
     extra = list(kept) if keep else []
     if k.numel() == 0:
@@ -96,7 +96,7 @@ def _directions_triton_backward(
     da: Tensor,
     dA: Tensor,
 ) -> list[Tensor]:
-    """Gradients of k, u and of the initial A. a and `final` are what the forward returned."""
+    """Gradients of k, u and the initial A. a and `final` are results of the forward."""
     if k.numel() == 0:
         return [torch.zeros_like(k), torch.zeros_like(u), dA.clone()]
     kept = Kept(*buffers)
@@ -109,7 +109,7 @@ def _directions_triton_backward(
         keys = Features(flat(k).float(), settings.feature_map, settings.normalize_key)
         dP, dK = Gain.of(settings.gain, written.float(), kept.gain[..., None], keys.y).backward(flat(da).float())
         dk = keys.backward(dK * torch.ones_like(keys.y)).to(written.dtype)
-        # Rows beyond the end of a chunk hold other tokens; no kernel reads them.
+        # Rows beyond the end of a short chunk hold other tokens; no kernel reads them.
         rows = found.plan.chunks[:, :1] + torch.arange(CHUNK, device=k.device)
         dP = dP[rows.clamp(max=len(dP) - 1).long()].transpose(1, 2).contiguous()  # [chunks, H, CHUNK, D]
         du, dA = found.backward(flat(k), flat(u), A.contiguous(), t, written, kept, final, dP, dk, dA.contiguous())
@@ -122,7 +122,7 @@ def _backward_fake(k, u, A, *others):
 
 def _setup_context(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
     k, u, A, t, cu_seqlens, ctx.settings, _ = inputs
-    ctx.set_materialize_grads(False)  # else zeros for everything kept
+    ctx.set_materialize_grads(False)  # else PyTorch allocates zero gradients for everything kept
     ctx.save_for_backward(k, u, A, t, cu_seqlens, *output)
 
 

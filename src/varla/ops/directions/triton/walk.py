@@ -1,18 +1,19 @@
-"""Kernels that walk A: A goes through the tokens STEP at a time, and every x_t is multiplied by its own A_t.
+"""The walks: kernels that carry A through the tokens, STEP at a time, and multiply every x_t by its own A_t.
 
-One step, with r the refreshes before a token and r' those up to and including it (docs/math.md, section 3):
+One step, where r counts the refreshes before a token and r' those up to and including it (docs/math.md, section 3):
 
     W = U A + eta r U,   L L^T = I + tril(U W^T),   Z = L^-1 W
     Y = X A + eta r' X - tril(X Z^T) Z              row t is A_t x_t
     A <- A - Z^T Z + eta (refreshes) I
 
-With X = K this gives P, from which the write direction a follows; with X = dP, in the backward, it gives G and dK.
+With X = K this gives P, and P gives the write directions a. In the backward, X = dP gives G and dK.
 
-Tiling: one program to a head and a *span* of tokens. A [D, D] lives in the accumulators of the tensor cores from the
-first step to the last. All tiles of tokens are transposed, [D, STEP], so that A is always the left operand of a
-product, which the tensor cores take from registers: A is never written to shared memory. A step of 16 tokens is the
-smallest they take, and its Cholesky factor is one block that every warp works out for itself
-(`tiles.cholesky_inverse`).
+Tiling: there is one program for each head and *span* of tokens. A [D, D] stays in the accumulators of the tensor cores
+from the first step to the last. All tiles of tokens are transposed, [D, STEP], so that A is always the left operand of
+a product. The tensor cores read that operand from registers, so A is never written to shared memory. 16 tokens are the
+smallest step that the tensor cores allow, and every warp computes the Cholesky factor of a step by itself
+(`tiles.cholesky_inverse`). In the loops, `here` is the first token of a step and `more` the number of tokens from there
+to the end of the span.
 """
 
 import triton
@@ -39,7 +40,7 @@ STEP = tl.constexpr(16)
 
 @triton.jit
 def span_of(spans, H):
-    """(span, head, first token, number of tokens, sequence, place in the sequence, last of it?) of a program."""
+    """(span, head, first token, number of tokens, sequence, position in it, whether it is its last span)."""
     span, head = tl.program_id(0) // H, tl.program_id(0) % H
     at = spans + span * 5
     return span, head, tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3), tl.load(at + 4)
@@ -47,25 +48,25 @@ def span_of(spans, H):
 
 @triton.jit
 def slot(chunk_first, sequence, position, head, H):
-    """Row of a token, by its position in its sequence, where rows are kept chunk by chunk: [chunks, H, 64, D]."""
+    """The row of a token in a buffer [chunks, H, 64, D], from its position in its sequence."""
     return ((tl.load(chunk_first + sequence) + position // 64) * H + head) * 64 + position % 64
 
 
 @triton.jit
 def first_refresh(t, sequence, period):
-    """Tokens until the next refresh, as int32, for a sequence that has seen t[sequence] tokens."""
+    """Tokens until the first refresh of this call, as int32, for a sequence that has seen t[sequence] tokens."""
     return tl.minimum(period - tl.load(t + sequence) % period, 0x3FFFFFFF).to(tl.int32)
 
 
 @triton.jit
 def refreshes(position, left, period):
-    """How many of the first `position` tokens of a call end on a refresh; the first of them is `left` tokens away."""
+    """The number of refreshes in the first `position` tokens of a call, if the first comes after `left` tokens."""
     return tl.where(position < left, 0, 1 + (position - left) // period)
 
 
 @triton.jit
 def refreshed(position, count, left, period, eta):
-    """eta times the refreshes of a step before each token, up to and including it [1, STEP], and in all."""
+    """eta times the refreshes of a step: (before each token [1, STEP], up to and including it [1, STEP], in total)."""
     i = tl.arange(0, STEP)[None, :]
     base = refreshes(position, left, period)
     before = (refreshes(position + i, left, period) - base).to(tl.float32) * eta
@@ -81,7 +82,7 @@ def symmetric(A):
 
 @triton.jit
 def scaled(x, scale, EXACT: tl.constexpr):
-    """(X, c, U) with U = c X of length `scale`, from loaded tokens x. EXACT: X is x, which bfloat16 holds."""
+    """(X, c, U) from loaded tokens x, where U = c X has length `scale`. EXACT: X = x, which is bfloat16."""
     U, inverse = unit(x.to(tl.float32), True)
     if EXACT:
         return x, inverse * scale, U * scale
@@ -100,17 +101,17 @@ def times_U(x, X, c, EXACT: tl.constexpr, WALK: tl.constexpr):
 
 @triton.jit
 def lower_factor(X, c, W, aside, REFRESH: tl.constexpr, EXACT: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constexpr):
-    """L^-1 of one step, from W^T and what `scaled` says of U^T. `aside`: 256 floats of memory."""
+    """L^-1 of one step, from W^T and the X, c of `scaled`. `aside`: 256 floats of memory."""
     i = tl.arange(0, STEP)[:, None]
     j = tl.arange(0, STEP)[None, :]
     if EXACT:
         G = dot(tl.trans(W), X, "left") * c
         if REFRESH:
-            G = tl.where(i > j, tl.trans(G), G)  # only the upper triangle is right
+            G = tl.where(i > j, tl.trans(G), G)  # only the upper triangle is valid
     else:
         G = dot(tl.trans(X), W, WALK)
         if REFRESH:
-            G = tl.where(i < j, tl.trans(G), G)  # only the lower triangle is right
+            G = tl.where(i < j, tl.trans(G), G)  # only the lower triangle is valid
     return cholesky_inverse(G + tl.where(i == j, 1.0, 0.0), aside, WARPS)
 
 
@@ -123,7 +124,7 @@ def past(X, Z, DOT: tl.constexpr):
 
 @triton.jit
 def updated(A, Z, total, eye, REFRESH: tl.constexpr, WALK: tl.constexpr):
-    """A after a step."""
+    """A after a step: A - Z^T Z + total I, from Z^T."""
     A = dot(-Z, tl.trans(Z), WALK, A)
     if REFRESH:
         A += tl.where(eye, total, 0.0)
@@ -138,11 +139,11 @@ def forward_walk(
     ELU: tl.constexpr, UNIT: tl.constexpr, PAST: tl.constexpr, WALK: tl.constexpr, EXACT: tl.constexpr,
     WARPS: tl.constexpr,
 ):  # fmt: skip
-    """Write directions a [tokens, H, D], the number P was multiplied by, gain [tokens, H], and L^-1 in Js.
+    """Write directions a [tokens, H, D], the factors gain [tokens, H] from P to a, and L^-1 of every step in Js.
 
-    spans [*, 5]: (token, count, sequence, position, last). start [spans, H, D, D]: A before each. Where the spans are
-    whole sequences, A is kept [*, H, D, D] every `kept_every` tokens of them; else that is 0. `final` is one for each
-    sequence. Tokens are loaded a step ahead.
+    spans [*, 5]: (token, count, sequence, position, last). start [spans, H, D, D]: A before each span. If the spans are
+    whole sequences, A is stored in kept [*, H, D, D] every `kept_every` tokens; else `kept_every` is 0. `final` gets A
+    after each sequence. Tokens are loaded one step ahead.
     """
     span, head, token, count, sequence, position, last = span_of(spans, H)
     d = tl.arange(0, BD)
@@ -196,11 +197,11 @@ def backward_walk(
     BD: tl.constexpr, UPDATE: tl.constexpr, REFRESH: tl.constexpr,
     ELU: tl.constexpr, UNIT: tl.constexpr, PAST: tl.constexpr, WALK: tl.constexpr,
 ):  # fmt: skip
-    """A_t dp_t for every token: added to dk, through the key's normalisation and feature map. Js is the forward's.
+    """Compute A_t dp_t for every token and add it to dk, through the key's normalisation and feature map.
 
-    Divided by the gain it is G, in place of dP: what A^-1 gets from a token, -sym(A dp (A k)^T), is then -sym(g a^T).
-    With refresh, dP stays, and [tokens, H, D] G, Zs, Ys and PK get Phi(dP), Z, Y = L^-1 U and Phi(K), where
-    Phi(X) = X - tril(X Z^T) Y.
+    Js comes from the forward. Without refresh, A_t dp_t divided by the gain is stored over dP, as G. A token's gradient
+    of A^-1, which is -sym(A dp (A k)^T), is then -sym(g a^T). With refresh, dP is not changed, and G, Zs, Ys and PK
+    [tokens, H, D] get Phi(dP), Z, Y = L^-1 U and Phi(K), where Phi(X) = X - tril(X Z^T) Y.
     """
     span, head, token, count, sequence, position, _ = span_of(spans, H)
     d = tl.arange(0, BD)
@@ -257,9 +258,10 @@ def element_walk(
     u, t, spans, scratch, C, F, V, H, D, scale, period, eta,
     BD: tl.constexpr, WALK: tl.constexpr, EXACT: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """What a span does to A, whatever A is: A <- C + F (A^-1 + J)^-1 F^T, J the sum of v v^T over V [tokens, H, D].
+    """The map of a span: A <- C + F (A^-1 + J)^-1 F^T for any A, where J is the sum of v v^T over V [tokens, H, D].
 
-    C walks as A does, from 0. With L, Z and Y = L^-1 U of its steps, F <- (I - Z^T Y) F from I, and Y F are the rows v.
+    C follows the recurrence of A from C = 0. With L, Z and Y = L^-1 U of its steps, F <- (I - Z^T Y) F from F = I, and
+    the rows v are Y F.
     """
     span, head, token, count, sequence, position, _ = span_of(spans, H)
     d = tl.arange(0, BD)
@@ -287,15 +289,16 @@ def element_walk(
 
 
 @triton.jit
-def gradient_scan(Zs, Ys, PP, PK, final, initial, whole, H, D, BD: tl.constexpr, DOT: tl.constexpr):
-    """With refresh: the gradient of A, from the last step of a sequence to the first. Z Lam takes the place of PK.
+def gradient_scan(Zs, Ys, PP, PK, final, initial, sequences, H, D, BD: tl.constexpr, DOT: tl.constexpr):
+    """With refresh: the gradient of A, from the last step of a sequence to the first. Z Lam is stored over PK.
 
     Lam is the gradient of A after a step, Lam <- Pi^T Lam Pi + sym(Phi(dP)^T Phi(K)) with Pi = I - Z^T Y (docs/math.md,
-    section 5). `final` and `initial` [sequences, H, D, D]. All loads of a step are before its products, whose operands
-    pass through shared memory, behind a barrier: by the store, everyone has read.
+    section 5). `final` and `initial` [sequences, H, D, D]: Lam after and before each sequence. All loads of a step come
+    before its products, whose operands pass through shared memory behind a barrier. So all threads have read PK before
+    the store.
     """
     LEFT: tl.constexpr = "left" if DOT == "bf16" else DOT
-    sequence, head, token, count, _, _, _ = span_of(whole, H)
+    sequence, head, token, count, _, _, _ = span_of(sequences, H)
     d = tl.arange(0, BD)
     Lam = symmetric(matrix(final, sequence * H + head, d, D, d, D))
     steps = tl.cdiv(count, STEP)
@@ -307,7 +310,7 @@ def gradient_scan(Zs, Ys, PP, PK, final, initial, whole, H, D, BD: tl.constexpr,
         P = rows(PP, here, more, head, H, d, D, STEP, True) * 0.5
         K = rows(PK, here, more, head, H, d, D, STEP, True)
         X = dot(Lam, Z, LEFT)
-        if BD == 16:  # a tile that a single warp could hold, and pass on without a barrier
+        if BD == 16:  # one warp may hold such a tile, and pass it on without a barrier
             tl.debug_barrier()
         store_rows(PK, X, here, more, head, H, d, D, STEP, True)
         X -= 0.5 * dot(Y, dot(tl.trans(Z), X, DOT), DOT)
@@ -324,10 +327,10 @@ def factor_backward(
     H, D, scale, period, eta,
     BD: tl.constexpr, STEPS: tl.constexpr, ELU: tl.constexpr, UNIT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """With refresh: from V = Z Lam back through Z and the factorisation to W, every step by itself.
+    """With refresh: the gradient from V = Z Lam through Z and the factorisation to W. Steps are independent.
 
     With W = U A + eta r U, docs/math.md (section 5, local part) becomes dU = X A + rest, where X = dW - B' U and
-    rest = eta (r dW - B' r U). X and rest [tokens, H, D]; A is that at the beginning of the step (`direction_walk`).
+    rest = eta (r dW - B' r U). X and rest [tokens, H, D]; A is the one at the beginning of the step (`direction_walk`).
     """
     chunk, head = tl.program_id(0) // H, tl.program_id(0) % H
     token, count = tl.load(chunks + chunk * 2), tl.load(chunks + chunk * 2 + 1)
@@ -362,7 +365,7 @@ def direction_walk(
     H, D, scale, period, eta,
     BD: tl.constexpr, DOT: tl.constexpr, WALK: tl.constexpr,
 ):  # fmt: skip
-    """With refresh: du, from dU = X A + rest. A walks by the Z that `backward_walk` left. du may lie where X does."""
+    """With refresh: du from dU = X A + rest. A is updated with the Z of `backward_walk`. du and X may share memory."""
     span, head, token, count, sequence, position, _ = span_of(spans, H)
     d = tl.arange(0, BD)
     eye = (d[:, None] == d[None, :]) & (d[:, None] < D)

@@ -1,1 +1,1 @@
-"""VLA by kernels: a whole sequence, and one token in one launch."""
+"""VLA by kernels: whole sequences, and one token in one launch."""

@@ -1,13 +1,13 @@
-"""One token of VLA in one launch, the state updated in place: what generating text takes.
+"""One token of VLA in one launch, with the state updated in place: the step of text generation.
 
-A token reads and writes all of A and S and does next to nothing with them, so the kernel is bound by memory. One
-program has one head of one row, and goes through the rows of A and then of S by blocks. A is read twice, since A u must
-be known before the first element is written; the second time it is still in a cache. (Kept in registers, it would leave
-no room for a second program on a multiprocessor to load while the first one computes.) Heads are not divided among
-programs: each would need the old A, of which the one that writes the new A would have to know that all have read it.
+A token reads and writes all of A and S and computes little, so the kernel is memory-bound. One program has one head of
+one row. It goes through the rows of A in blocks, then through those of S. It reads A twice, because A u must be known
+before the first element of A is written; the second time A is still in the cache. (If A stayed in registers, a
+multiprocessor would have no room for a second program that loads while the first computes.) A head is not divided among
+programs: each would need the old A, and the one that writes the new A would have to wait until all have read it.
 
-Nothing here waits for the GPU, and the output is all that is allocated (where inputs are contiguous): calls can be
-captured in a CUDA graph.
+The call never waits for the GPU, and with contiguous inputs it allocates only the output. It can therefore be captured
+in a CUDA graph.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ from varla.ops.directions.settings import DirectionSettings
 from varla.ops.memory.settings import MemorySettings
 from varla.ops.triton.tiles import features, matrix, normalized, rows, store_matrix, store_rows, unit
 
-ARRIVAL = tl.constexpr(40)  # bits of t that hold the number; those above count programs (`next_token`)
+ARRIVAL = tl.constexpr(40)  # the lower bits of t that hold the token count; the others count programs (`next_token`)
 
 
 @triton.jit
@@ -58,10 +58,11 @@ def denominator(z, q, eps, NORMALIZE: tl.constexpr):
 
 @triton.jit
 def next_token(t, programs):
-    """The number of a row's next token, t + 1; the last of the row's programs to ask for it writes it.
+    """The number of a row's next token, t + 1. The last program of the row to read it also writes it.
 
-    It may not be written before all have read it, and they run in any order. So each counts itself in the upper bits of
-    t, where it finds how many came before. (Only this one address is involved: nothing has to be ordered around it.)
+    It must not be written before all programs of the row have read it, and they run in any order. So each adds itself
+    to a count in the upper bits of t, and sees how many came before. (Relaxed atomics are enough, because only this
+    address is involved.)
     """
     arrival = tl.full([], 1, tl.int64) << ARRIVAL
     found = tl.atomic_add(t, arrival, sem="relaxed")
@@ -77,7 +78,7 @@ def decode_token(
     D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, BA: tl.constexpr, ELU: tl.constexpr,
     UNIT: tl.constexpr, NORMALIZE: tl.constexpr, UPDATE: tl.constexpr, REFRESH: tl.constexpr, GAIN: tl.constexpr,
 ):  # fmt: skip
-    """`reference.step` of one head; q, k, u, z [B H, D], v, o [B H, DV], S [B H, DV, D], A [B H, D, D], t [B]."""
+    """One token of one head: q, k, u, z [B H, D], v, o [B H, DV], S [B H, DV, D], A [B H, D, D], t [B]."""
     head = tl.program_id(0)
     d, r, a = tl.arange(0, BD), tl.arange(0, BV), tl.arange(0, BA)
     F = features(k, head, 1, 0, 1, d, D, 1, ELU)
@@ -86,7 +87,7 @@ def decode_token(
     z = rows(state_z, head, 1, 0, 1, d, D, 1) + F
     t = next_token(state_t + head // H, H)
 
-    # Lines 8 to 17. A is symmetric: A u sums over its columns, and the sums of all blocks are taken at once.
+    # Lines 8 to 17. A is symmetric, so A u sums its rows times the entries of u; blocks are summed first, rows last.
     if UPDATE:
         U, _ = unit(rows(u, head, 1, 0, 1, d, D, 1))
         U *= scale
@@ -98,21 +99,21 @@ def decode_token(
             A = following
         w = tl.sum(sums, 0, keep_dims=True)
         inverse = 1 / (1 + tl.sum(U * w, 1, keep_dims=True))
-    S = matrix(state_S, head, r, DV, d, D)  # under way meanwhile
+    S = matrix(state_S, head, r, DV, d, D)  # this load overlaps with the loop over A
     sums = tl.zeros([BA, BD], tl.float32)
     for begin in range(0, BD, BA):
         A = matrix(state_A, head, begin + a, D, d, D)
         if UPDATE:
-            A -= (part(w, begin, BA) * w) * inverse  # in this order: symmetric to the last bit
+            A -= (part(w, begin, BA) * w) * inverse  # this order keeps A symmetric to the last bit
             if REFRESH:
                 A += tl.where(begin + a[:, None] == d[None, :], tl.where(t % period == 0, eta, 0.0), 0.0)
-            # Small tiles are held by several warps at once, each with its own load: all load before one may store.
+            # Several warps hold copies of a small tile, each with its own load: all must load before one stores.
             tl.debug_barrier()
             store_matrix(state_A, A, head, begin + a, D, d, D)
         sums += A * part(K, begin, BA)
     alpha = write_direction(tl.sum(sums, 0, keep_dims=True), K, GAIN)
 
-    # Lines 19 to 24, the next block of S under way while one is worked on.
+    # Lines 19 to 24. The next block of S loads during the computation of the current one.
     tl.debug_barrier()
     store_rows(state_z, z, head, 1, 0, 1, d, D, 1)
     divisor = denominator(z, Q, eps, NORMALIZE)
@@ -129,7 +130,7 @@ def decode_token(
 def constants(
     along: DirectionSettings, settings: MemorySettings, D: int, DV: int
 ) -> tuple[tuple[float, int, float, float], dict[str, Any]]:
-    """What a kernel that goes token by token takes: scalars, in their order, and named constants."""
+    """(scalar arguments in their order, named constants) of a kernel of VLA that goes token by token."""
     period, eta = along.refresh_beat or (1, 0.0)
     BD = max(16, triton.next_power_of_2(D))
     return (along.length_of_u(D), period, eta, settings.eps), {
@@ -159,9 +160,9 @@ def _decode(
     along: DirectionSettings,
     settings: MemorySettings,
 ) -> Tensor:
-    """o [B, H, Dv] of q, k, u [B, H, D], v [B, H, Dv]; updates S, A, z and t. The arguments have been checked.
+    """o [B, H, Dv] from checked q, k, u [B, H, D] and v [B, H, Dv]; updates S, A, z and t.
 
-    A is taken to be symmetric, as it is in every state that this package makes.
+    A must be symmetric, as in every state that this package makes.
     """
     o = torch.empty_like(v, memory_format=torch.contiguous_format)
     (B, H, D), DV = q.shape, v.shape[-1]
@@ -171,7 +172,7 @@ def _decode(
     with torch.cuda.device_of(q):
         decode_token[(B * H,)](
             *(x.contiguous() for x in (q, k, v, u)), S, A, z, t, o, H, *scalars, **named,
-            BA=min(32, named["BD"]), maxnreg=128,  # of eight warps, two programs fit on a multiprocessor
+            BA=min(32, named["BD"]), maxnreg=128,  # then two programs of eight warps fit on a multiprocessor
         )  # fmt: skip
     return o
 

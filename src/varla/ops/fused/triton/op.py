@@ -1,8 +1,8 @@
-"""VLA by kernels, as one PyTorch operator: those of `directions`, then those of `memory`, and back.
+"""VLA as one PyTorch operator: the kernels of `directions`, then those of `memory`; the backward in reverse.
 
-Fused where it pays: the gradient of a goes through the gain in the kernel that makes it (`memory.finish`), in float32,
-and what reaches the keys through a is added to what reaches them through S in the walk that makes it. As two operators,
-both would be rounded and written once more.
+The backward is fused in two places. The kernel that computes da (`memory.finish`) also applies the gain's backward, in
+float32. The walk that computes the keys' gradient through a adds it to their gradient through S. As two operators, both
+gradients would be rounded and written once more.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def launchers(
     settings: MemorySettings,
     backward: bool,
 ) -> Launchers:
-    """The launchers of both halves for sequences of these lengths and sizes (H, D, DV), their kernels compiled."""
+    """The launchers of `directions` and `memory` for these lengths and sizes (H, D, DV), with compiled kernels."""
     H, D, DV = sizes
     precision = Precision.of(dtype, D)
     shape = Shape.of(H, D, DV, precision.buffer, capability_of(device))
@@ -46,7 +46,7 @@ def launchers(
         memory.MemoryLauncher(plan, shape, precision, settings),
     )
     if device.type == "cuda":
-        # What kernels are compiled for; the numbers among the settings are handed to them.
+        # The settings that kernels are compiled for. Numbers among the settings are run-time arguments.
         switches = (*pair[0]._switches.values(), along.gain, along.normalize_key,
                     settings.normalizer)  # fmt: skip
         precompile(
@@ -60,7 +60,7 @@ def launchers(
 def rehearse(
     pair: Launchers, tokens: int, plan: Plan, started: list[Any], dtype: torch.dtype, device: torch.device, back: bool
 ) -> None:
-    """A call on so many tokens, and its backward, that only compiles its kernels, into `started`."""
+    """Run a call on `tokens` tokens, and its backward if `back`, but only compile its kernels, into `started`."""
     along, held = (replace(each, plan=plan, dry=started) for each in pair)
     assert isinstance(along, directions.DirectionLauncher)
     assert isinstance(held, memory.MemoryLauncher)
@@ -76,7 +76,7 @@ def rehearse(
 def _kept(
     q: Tensor, v: Tensor, chunks: int, spans: int, settings: MemorySettings
 ) -> tuple[Tensor, memory.Kept, directions.Kept]:
-    """Empty buffers for a and for what the forward keeps."""
+    """Empty buffers for a, and for what the forward of `memory` and of `directions` keeps."""
     buffer, like = Precision.of(q.dtype, q.shape[-1]).buffer, q.flatten(0, 1)
     a = torch.empty_like(like, dtype=buffer, memory_format=torch.contiguous_format)
     return a, memory.Kept.empty(like, v.shape[-1], chunks, buffer, settings), directions.Kept.empty(like, spans)
@@ -96,7 +96,7 @@ def _vla_triton(
     settings: MemorySettings,
     keep: bool,
 ) -> list[Tensor]:
-    """[o, S, A, z, *what the backward needs]; the last part is left out unless `keep`."""
+    """[o, S, A, z, a, *memory.Kept, *directions.Kept]; without `keep` only [o, S, A, z]."""
     B, T, H = q.shape[:3]
     a, held, kept = _kept(q, v, *known_parts(B, T, H, len(t), cu_seqlens is not None), settings)
     extra = [a, *held, *kept] if keep else []
@@ -133,7 +133,7 @@ def _vla_triton_backward(
     do: Tensor,
     dfinal: Sequence[Tensor],
 ) -> list[Tensor]:
-    """Gradients of q, k, v, u and of the initial S, A, z. `A` is the initial one, `final` the last."""
+    """Gradients of q, k, v, u and of the initial S, A, z. `A` is the initial A, `final` the A after the last token."""
     q, k, v, u = inputs
     dS, dA, dz = (x.contiguous() for x in dfinal)
     if q.numel() == 0:
@@ -158,7 +158,7 @@ def _backward_fake(inputs, *others):
 def _setup_context(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
     *tensors, t, cu_seqlens, along, settings, _ = inputs
     ctx.settings = along, settings
-    ctx.set_materialize_grads(False)  # else zeros for everything kept
+    ctx.set_materialize_grads(False)  # else PyTorch allocates zero gradients for everything kept
     _, _, A, _, *buffers = output
     ctx.save_for_backward(*tensors, t, cu_seqlens, A, *buffers)
 

@@ -1,1 +1,1 @@
-"""Kernels of `memory`, and the launcher beside them."""
+"""Kernels of `memory`, in chunks and token by token, their launcher, and the PyTorch operators."""

@@ -4,21 +4,22 @@
     scan        every head    E = Tv - Tk S0^T, S1 = S0 + E^T a, chunk after chunk; rows of S are split over programs
     read        every chunk   o = (B S0^T + W V) / max(q.z, eps), with B = Q - W K
 
-and backward, with dN = do / max(q.z, eps):
+The backward, with dN = do / max(q.z, eps):
 
     turn        every chunk   Ta = T^-T a, B, K
     scan_backward  every head X = Ta dS^T, dV = R = W^T dN + X, dS0 = dS + dN^T B - X^T K, from the last chunk on
-    unread      every chunk   dQ = dN S0 + tril(dN E^T) a, the gradient of the denominators, and what those send to z
+    unread      every chunk   dQ = dN S0 + tril(dN E^T) a, the gradients of the denominators and of z through them
     finish      every chunk   dK and da; from da the gradient dP of A k
 
-The textbook form reads tril(Q a^T) E and sends back T^-T (tril(Q a^T)^T dN + a dS^T). Positive features make keys
-nearly parallel, T^-1 a difference operator, and tril(Q a^T) several times larger than W: with operands in bfloat16,
-the form above is three times as accurate. It takes W from factors that are still float32.
+The textbook form reads tril(Q a^T) E, and its backward computes T^-T (tril(Q a^T)^T dN + a dS^T). Positive features
+make keys nearly parallel. T^-1 is then close to a difference operator, and tril(Q a^T) several times larger than W.
+With bfloat16 operands the form above is therefore three times as accurate. Its W is computed from float32 factors.
 
-Linear attention writes v, not what is left of it: S <- S + v a^T. Without ERROR, the kernels are its own. Then T = I,
-W = tril(Q a^T), E = V, B = Q and Ta = a, so that `turn` has nothing to do, and K has no part but in the denominators.
+Without ERROR, the kernels compute linear attention, which writes v instead of the error: S <- S + v a^T. Then T = I,
+W = tril(Q a^T), E = V, B = Q and Ta = a. `turn` is not needed, and K appears only in the denominators.
 
-Buffers between kernels are [tokens, H, *], or [chunks, H, *] for what a chunk has one of. S is kept values by keys.
+Buffers between kernels are [tokens, H, *], or [chunks, H, *] for what a chunk has only one of. S is stored values by
+keys.
 """
 
 import triton
@@ -58,7 +59,7 @@ def inverse_of(denominator, eps):
 
 @triton.jit
 def keys(F, norm, token, count, head, H, UNIT: tl.constexpr):
-    """What S is written and read with, given key features F: those times `norm` [tokens, H], 1 / |F|, if UNIT."""
+    """Keys from their features F: F times `norm` [tokens, H], which is 1 / |F|, if UNIT; else F."""
     if UNIT:
         return F * column(norm, token, count, head, H, CHUNK)[:, None]
     else:
@@ -71,7 +72,7 @@ def prepare(
     BD: tl.constexpr, BV: tl.constexpr, ELU: tl.constexpr, UNIT: tl.constexpr,
     DOT: tl.constexpr, SOLVE: tl.constexpr, ERROR: tl.constexpr,
 ):  # fmt: skip
-    """T^-1, W, Tk, Tv, the norms of the chunk's key features, and their sum; without ERROR, W and the sum alone."""
+    """T^-1, W, Tk, Tv, the norms of the chunk's key features, and the sum of the features. Without ERROR: W, sum."""
     chunk, head, token, count = place(chunks, H)
     at = chunk * H + head
     d = tl.arange(0, BD)
@@ -106,9 +107,9 @@ def scan(
     tk, tv, a, S, z, zsum, S0, final_S, final_z, chunks, first, H, D, DV,
     BD: tl.constexpr, BV: tl.constexpr, DOT: tl.constexpr, ERROR: tl.constexpr,
 ):  # fmt: skip
-    """S0 [chunks, H, DV, D] and E [tokens, H, DV], in place of tv; zsum [chunks, H, D] becomes the sum before.
+    """S0 [chunks, H, DV, D], and E [tokens, H, DV], stored over tv. zsum [chunks, H, D] becomes z before each chunk.
 
-    Without ERROR, tv are the values themselves, and stay.
+    Without ERROR, tv holds the values, and does not change.
     """
     sequence, head = tl.program_id(0) // H, tl.program_id(0) % H
     d = tl.arange(0, BD)
@@ -174,10 +175,10 @@ def unread(
     q, k, a, E, S0, z0, do, denominator, dD, dzsum, dq, chunks, H, D, DV, eps,
     BD: tl.constexpr, BV: tl.constexpr, ELU: tl.constexpr, NORMALIZE: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """dq, the gradient of the denominators, dD [tokens, H], and the sum of dD q over the chunk, dzsum [chunks, H, D].
+    """dq, the gradient of the denominators dD [tokens, H], and the sum of dD q over each chunk, dzsum [chunks, H, D].
 
-    dN . N is q . dQ, since N = S q and dQ = S^T dN: taken so, dQ + dD z is orthogonal to q to the last bit, and the
-    outputs, rounded to the inputs' type, are not needed.
+    dD needs dN . N. We compute it as q . dQ, which is equal because N = S q and dQ = S^T dN. Then dQ + dD z is
+    orthogonal to q to the last bit, and the outputs, which were rounded to the inputs' dtype, are not needed.
     """
     chunk, head, token, count = place(chunks, H)
     at = chunk * H + head
@@ -216,7 +217,7 @@ def turn(
     q, k, a, norm, tinv, W, ta, B, K, chunks, H, D,
     BD: tl.constexpr, ELU: tl.constexpr, UNIT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """T^-T a, Q - W K and K, for the scan backward: ta, B, K [tokens, H, D]."""
+    """ta = T^-T a, B = Q - W K and K, all [tokens, H, D], for `scan_backward`."""
     chunk, head, token, count = place(chunks, H)
     at = chunk * H + head
     d = tl.arange(0, BD)
@@ -273,9 +274,10 @@ def finish(
     BD: tl.constexpr, BV: tl.constexpr, ELU: tl.constexpr, UNIT: tl.constexpr, NORMALIZE: tl.constexpr,
     GAIN: tl.constexpr, DOT: tl.constexpr, ERROR: tl.constexpr, BY_CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """dP [chunks, H, CHUNK, D], or without BY_CHUNK [tokens, H, D], and dk but for what reaches it through a.
+    """dP [chunks, H, CHUNK, D], or [tokens, H, D] without BY_CHUNK, and dk without the gradient through a.
 
-    dP may lie where dS does: a program reads its own before it writes.
+    dP is da with the gain's backward applied; for GAIN "raw" it is da. dP and dS may share memory: a program reads its
+    own part before it writes.
     """
     chunk, head, token, count = place(chunks, H)
     at = chunk * H + head
@@ -320,7 +322,7 @@ def finish(
         store_rows(dP, da, at * CHUNK, count, 0, 1, d, D, CHUNK)
     else:
         store_rows(dP, da, token, count, head, H, d, D, CHUNK)
-    # The tiles are loaded again, rather than kept beside da.
+    # The tiles are loaded again: keeping them beside da would spill registers.
     written = rows(a, token, count, head, H, d, D, CHUNK)
     if ERROR:
         dK = dot(Y, operand(written, DOT), DOT, dK)

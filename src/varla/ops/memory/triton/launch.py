@@ -1,4 +1,4 @@
-"""Which kernels of `memory` run in which order, and what passes between them; see kernels.py.
+"""Launches the kernels of `memory` in order, and holds the buffers between them; see kernels.py.
 
 Forward: `prepare`, `scan`, `read`. Backward: `turn` and `scan_backward`, `unread`, `finish`.
 """
@@ -15,7 +15,7 @@ from varla.ops.memory.triton import kernels
 from varla.ops.triton.launcher import Launcher
 from varla.ops.triton.plan import CHUNK, parts
 
-_SWITCHES = {  # what each kernel is compiled for
+_SWITCHES = {  # the compile-time switches of each kernel
     "prepare": ("ELU", "UNIT", "ERROR"),
     "scan": ("ERROR",),
     "read": ("ELU", "UNIT", "NORMALIZE", "ERROR"),
@@ -27,31 +27,31 @@ _SWITCHES = {  # what each kernel is compiled for
 
 
 class Tokens(NamedTuple):
-    """Queries, keys and values [tokens, H, *], contiguous, and the directions a that are written along."""
+    """Contiguous queries, keys, values and write directions [tokens, H, *]."""
 
     q: Tensor
     k: Tensor
     v: Tensor
-    a: Tensor  # in the type of the buffers
+    a: Tensor  # in the dtype of the buffers
 
 
 class Kept(NamedTuple):
-    """What the backward needs of the forward.
+    """What the forward keeps for the backward.
 
-    S0 and E could be made again, for a tenth of a training step's time; they are the larger half of what is kept.
+    S0 and E are the larger half. Recomputing them would take a tenth of the time of a training step.
     """
 
     norm: Tensor  # [tokens, H]: 1 / |F| of the keys' features F; empty unless keys are normalised
     denominator: Tensor  # [tokens, H]
-    tinv: Tensor  # [chunks, H, 64, 64]; empty unless errors are written
+    tinv: Tensor  # [chunks, H, 64, 64]: T^-1; empty unless errors are written
     W: Tensor  # [chunks, H, 64, 64]
-    E: Tensor  # [tokens, H, DV]: what is written along a; empty where that is v itself
+    E: Tensor  # [tokens, H, DV]: the errors; empty if v itself is written
     S0: Tensor  # [chunks, H, DV, D]: S before every chunk
-    z0: Tensor  # [chunks, H, D]: z likewise
+    z0: Tensor  # [chunks, H, D]: z before every chunk
 
     @classmethod
     def empty(cls, like: Tensor, DV: int, chunks: int, buffer: torch.dtype, settings: MemorySettings) -> "Kept":
-        """Room for it, for queries like this one [tokens, H, D] and values of DV numbers."""
+        """Empty buffers for queries like this one [tokens, H, D] and values of width DV."""
         tokens, H, D = like.shape
         return cls(
             norm=like.new_empty(tokens if settings.normalize_key else 0, H, dtype=torch.float32),
@@ -65,7 +65,7 @@ class Kept(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Of q, k and v [tokens, H, *], without what reaches k through a; of a, or of A k; of the initial S and z."""
+    """Gradients of q, k (without the part through a) and v [tokens, H, *], of a or A k, and of the initial S and z."""
 
     dq: Tensor
     dk: Tensor
@@ -76,49 +76,49 @@ class Gradients(NamedTuple):
 
 
 class Gain(NamedTuple):
-    """How a came from A k, where the backward is to go on to A k in the same kernel: the gain and its factors."""
+    """How a was computed from A k. With it, `finish` computes the gradient of A k instead of that of a."""
 
     kind: str
-    by: Tensor  # [tokens, H]
+    by: Tensor  # [tokens, H]: the factor from A k to a
 
 
 @dataclass(frozen=True)
 class MemoryLauncher(Launcher):
-    """One call of the memory. The feature map is applied inside; `prepare` and `read` have tiles of even rows.
+    """One call of `memory`. The kernels apply the feature map.
 
-    See launcher.EVEN_BYTES for why.
+    Tiles of `prepare` and `read` have rows of at least launcher.MIN_ROW_BYTES, which says why.
     """
 
     settings: MemorySettings
 
     def forward(self, x: Tokens, kept: Kept, S: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(o, S, z): outputs [tokens, H, DV] and the state after the last token. Fills `kept`."""
+        """Fill `kept`, and return (o [tokens, H, DV], S, z), with the state after the last token."""
         s, plan = self.shape, self.plan
         narrow, tiles = self._narrow
-        E = kept.E if self.settings.error else x.v  # what is written along a
+        E = kept.E if self.settings.error else x.v  # the errors or values that are written along a
         tk = torch.empty_like(x.a) if self.settings.error else x.a
-        # Fills tk, the norms, T^-1 and W; E and z0 with Tv and sums of key features.
+        # Fills tk, norm, tinv and W. E gets Tv, and z0 the sum of each chunk's key features.
         self.launch(
             kernels.prepare, (len(plan.chunks) * s.H,),
             x.q, x.k, x.v, x.a, kept.norm, kept.tinv, kept.W, tk, E, kept.z0, plan.chunks, s.H, s.D, s.DV,
-            BD=max(s.BD, s.even), BV=max(s.BV, s.even), **self._switches["prepare"], DOT=self.precision.dot,
+            BD=max(s.BD, s.min_row), BV=max(s.BV, s.min_row), **self._switches["prepare"], DOT=self.precision.dot,
             SOLVE=self.precision.times, num_warps=4, maxnreg=168 if s.half else None,
         )  # fmt: skip
-        # Fills S0 and completes E and z0.
+        # Fills S0, and turns E into the errors and z0 into z before every chunk.
         final_S, final_z = torch.empty_like(S), torch.empty_like(z)
         self.launch(
-            kernels.scan, (len(plan.whole) * s.H, tiles),
-            tk, E, x.a, S, z, kept.z0, kept.S0, final_S, final_z, plan.chunks, plan.first, s.H, s.D, s.DV,
+            kernels.scan, (len(plan.sequences) * s.H, tiles),
+            tk, E, x.a, S, z, kept.z0, kept.S0, final_S, final_z, plan.chunks, plan.chunk_first, s.H, s.D, s.DV,
             BD=s.BD, BV=narrow, **self._switches["scan"], DOT=self.precision.dot,
-            num_warps=4, num_stages=s.scanning,
+            num_warps=4, num_stages=s.scan_stages,
         )  # fmt: skip
         del tk
         o = torch.empty_like(x.v)
         self.launch(
-            kernels.read, (len(plan.chunks) * s.H, -(-s.DV // s.wide)),
+            kernels.read, (len(plan.chunks) * s.H, -(-s.DV // s.read_values)),
             x.q, x.k, x.v, kept.norm, kept.W, kept.S0, kept.z0, o, kept.denominator, plan.chunks,
             s.H, s.D, s.DV, self.settings.eps,
-            BD=max(s.BD, s.even), BV=max(s.wide, s.even), **self._switches["read"], DOT=self.precision.dot,
+            BD=max(s.BD, s.min_row), BV=max(s.read_values, s.min_row), **self._switches["read"], DOT=self.precision.dot,
             num_warps=s.warps, maxnreg=s.registers,
         )  # fmt: skip
         return o, final_S, final_z
@@ -126,7 +126,7 @@ class MemoryLauncher(Launcher):
     def backward(
         self, x: Tokens, kept: Kept, do: Tensor, dS: Tensor, dz: Tensor, gain: Gain | None = None
     ) -> Gradients:
-        """The same in reverse. With `gain`, da is the gradient of A k instead, [chunks, H, CHUNK, D] float32."""
+        """The gradients. With `gain`, da is the gradient of A k instead, [chunks, H, CHUNK, D] float32."""
         s, plan, E = self.shape, self.plan, kept.E if self.settings.error else x.v
         per_chunk = len(plan.chunks) * s.H
         dv, dS_initial = torch.empty_like(x.v), torch.empty_like(dS)
@@ -143,7 +143,7 @@ class MemoryLauncher(Launcher):
         dz_initial = torch.empty_like(dz)
         if not self.settings.normalizer:
             dzs.zero_()
-        self.running_sum(dzs, dz, dz_initial, plan.first, reverse=True)
+        self.running_sum(dzs, dz, dz_initial, plan.chunk_first, reverse=True)
         dk = torch.empty_like(x.a)
         da = torch.empty_like(x.a) if gain is None else self._rows_by_chunk(dSs)
         self.launch(
@@ -152,20 +152,20 @@ class MemoryLauncher(Launcher):
             dD, dv, dSs, dzs, dk, da, plan.chunks, s.H, s.D, s.DV, self.settings.eps,
             BD=s.BD, BV=min(s.BV, 32), **self._switches["finish"],
             GAIN="raw" if gain is None else gain.kind, BY_CHUNK=gain is not None, DOT=self.precision.dot,
-            num_warps=s.finishing, num_stages=s.stages,
+            num_warps=s.finish_warps, num_stages=s.stages,
         )  # fmt: skip
         return Gradients(dq, dk, dv, da, dS_initial, dz_initial)
 
     def rehearse(self, tokens: int, dtype: torch.dtype, device: torch.device, backward: bool) -> None:
-        """A call on so many tokens, and its backward. Nothing it computes is used: it is for `dry` launchers."""
+        """Run a call on `tokens` tokens, and its backward, for a `dry` launcher that only compiles the kernels."""
         x, kept, S, z = self.stand_ins(tokens, dtype, device)
         o, S, z = self.forward(x, kept, S, z)
         if backward:
             self.backward(x, kept, o, S, z)
 
     def stand_ins(self, tokens: int, dtype: torch.dtype, device: torch.device) -> tuple[Tokens, Kept, Tensor, Tensor]:
-        """Tensors of the types and sizes that a call has: its tokens, what it keeps, S and z."""
-        s, N = self.shape, len(self.plan.whole)
+        """Empty tensors with the dtypes and shapes of a call: Tokens, Kept, S and z."""
+        s, N = self.shape, len(self.plan.sequences)
         q, k, v = (torch.empty(tokens, s.H, size, dtype=dtype, device=device) for size in (s.D, s.D, s.DV))
         kept = Kept.empty(q, s.DV, len(self.plan.chunks), self.precision.buffer, self.settings)
         S, z = (torch.empty(N, s.H, *size, device=device) for size in ((s.DV, s.D), (s.D,)))
@@ -173,16 +173,16 @@ class MemoryLauncher(Launcher):
 
     @cached_property
     def _narrow(self) -> tuple[int, int]:
-        """Values in a tile of the scans, and how many tiles. Small tiles fill a GPU where there are few heads."""
+        """(values in a tile of the scans, number of tiles). With few heads, small tiles are needed to fill a GPU."""
         s = self.shape
-        idle = len(self.plan.whole) * s.H * parts(s.DV, s.narrow[1]) < 128
-        narrow = s.narrow[0 if idle else 1]
+        idle = len(self.plan.sequences) * s.H * parts(s.DV, s.scan_values[1]) < 128
+        narrow = s.scan_values[0 if idle else 1]
         return narrow, parts(s.DV, narrow)
 
     def _scan_backward(
         self, x: Tokens, kept: Kept, do: Tensor, dS: Tensor, dSs: Tensor, dv: Tensor, initial: Tensor
     ) -> None:
-        """Fills dSs, dS after every chunk, dv, and dS before the first."""
+        """Fill dSs (dS after every chunk), dv, and initial (dS before the first chunk)."""
         s, plan, narrow = self.shape, self.plan, min(self._narrow[0], 32)
         ta, B, K = x.a, x.q, x.a
         if self.settings.error:
@@ -194,15 +194,15 @@ class MemoryLauncher(Launcher):
                 num_warps=s.warps, maxnreg=s.registers,
             )  # fmt: skip
         self.launch(
-            kernels.scan_backward, (len(plan.whole) * s.H, parts(s.DV, narrow)),
+            kernels.scan_backward, (len(plan.sequences) * s.H, parts(s.DV, narrow)),
             ta, B, K, kept.W, do, kept.denominator, dS, dSs, dv, initial,
-            plan.chunks, plan.first, s.H, s.D, s.DV, self.settings.eps,
+            plan.chunks, plan.chunk_first, s.H, s.D, s.DV, self.settings.eps,
             BD=s.BD, BV=narrow, **self._switches["scan_backward"], DOT=self.precision.dot,
-            num_warps=4, num_stages=s.scanning,
+            num_warps=4, num_stages=s.scan_stages,
         )  # fmt: skip
 
     def _rows_by_chunk(self, over: Tensor) -> Tensor:
-        """Memory for [chunks, H, CHUNK, D] float32: that of `over` where its chunks are of the same size."""
+        """A buffer [chunks, H, CHUNK, D] float32. It reuses the memory of `over` if that has the same size."""
         s, chunks = self.shape, len(self.plan.chunks)
         if over.nbytes == 4 * chunks * s.H * CHUNK * s.D:
             return over.flatten().view(torch.float32).view(chunks, s.H, CHUNK, s.D)

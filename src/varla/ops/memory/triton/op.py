@@ -1,4 +1,4 @@
-"""`memory` by kernels: in chunks as one PyTorch operator, or one token after the other (recurrent.py).
+"""The kernels of `memory`: in chunks, as one PyTorch operator, or token by token (recurrent.py).
 
 S <- S (I - k a^T) + v a^T   with a = beta k: the delta rule
 S <- S + v a^T               with a = k: linear attention
@@ -25,29 +25,30 @@ from varla.ops.triton.launcher import Precision, Shape, capability_of, flat, par
 from varla.ops.triton.plan import Plan, make_plan, span_length
 from varla.ops.triton.precompile import precompile
 
-# Up to so many tokens the kernels go token by token, beyond in chunks (benchmarks/RESULTS.md).
+# Sequences of up to this many tokens go token by token: it takes fewer launches. Longer ones go in chunks
+# (benchmarks/RESULTS.md).
 RECURRENT_TOKENS = 64
 
 
 def memory_kernels(
     inputs: Sequence[Any], held: Held, cu_seqlens: Tensor | None, settings: MemorySettings, keep: bool
 ) -> Result:
-    """The kernels that suit: see dispatch.Mechanism. Inputs q, k, v, a, beta, log_gate; state S and perhaps z."""
+    """Run the chunk or the recurrent kernels; see dispatch.Mechanism. Inputs q, k, v, a, beta, log_gate; state S, z."""
     q, k, v, a, beta, log_gate = inputs
     S, z = held
     short = q.shape[0] * q.shape[1] <= RECURRENT_TOKENS * S.shape[0]
-    # Token by token there is no normaliser where errors are written, nor where z would feel write strengths.
+    # The recurrent kernels have a normaliser only if values are written, and without write strengths.
     recurrent = short and a is None and not (settings.normalizer and (settings.error or beta is not None))
     scale = settings.scale_of(q.shape[-1])
     if log_gate is not None or recurrent:
         return _recurrent(q, k, v, beta, log_gate, S, z, cu_seqlens, settings, scale, keep)
-    # z sums features as they are: the kernels normalise keys themselves where there is a normaliser.
+    # z sums features before normalisation, so with a normaliser the keys are normalised inside the kernels.
     inside = settings.normalize_key and settings.normalizer
     kind, normalize = settings.feature_map, settings.normalize_key
     (q,) = scaled_features(q, None, kind, settings.normalize_query, scale, v.dtype)
     if a is None:
-        K, *strong = scaled_features(k, beta, kind, normalize, 1.0, v.dtype)
-        along = strong[0] if strong else K
+        K, *scaled = scaled_features(k, beta, kind, normalize, 1.0, v.dtype)
+        along = scaled[0] if scaled else K
     else:
         along = a if beta is None else beta * a
     if a is None and not inside:
@@ -73,7 +74,7 @@ def _recurrent(
     scale: float,
     keep: bool,
 ) -> Result:
-    """One token after the other, queries and keys in float32."""
+    """Token by token, with queries and keys in float32."""
     kind = settings.feature_map
     (q,) = scaled_features(q, None, kind, settings.normalize_query, scale, torch.float32)
     (K,) = scaled_features(k, None, kind, settings.normalize_key, 1.0, torch.float32)
@@ -82,7 +83,7 @@ def _recurrent(
     if z is None or settings.error or beta is not None:
         o, S, *_ = recurrent_triton(q, K, v, gate, strength, S, cu_seqlens, settings.error, keep)
         return o, [S, None if z is None else _summed(k.float(), z, cu_seqlens, kind)]
-    # Where values are written, z is one more row of S, whose value is always 1: it becomes z, and reads z . q.
+    # If values are written, z is one more row of S with value 1: its final state is z, and its read is z . q.
     values, rows = pad(v.float(), (0, 1), value=1.0), torch.cat((S, z[..., None, :]), 2)
     o, rows, *_ = recurrent_triton(q, K, values, gate, strength, rows, cu_seqlens, False, keep)
     o, along = o[..., :-1], o[..., -1:]
@@ -91,7 +92,7 @@ def _recurrent(
 
 
 def _summed(k: Tensor, z: Tensor, cu_seqlens: Tensor | None, kind: str) -> Tensor:
-    """z [rows, H, D] and the sum of every sequence's key features."""
+    """z [rows, H, D] plus the sum of every sequence's key features."""
     F = feature(k, kind)
     if cu_seqlens is None:
         return z + F.sum(1)
@@ -107,7 +108,7 @@ def launcher(
     settings: MemorySettings,
     backward: bool,
 ) -> MemoryLauncher:
-    """The launcher for sequences of these lengths and sizes (H, D, DV), its kernels compiled."""
+    """The launcher for sequences of these lengths and sizes (H, D, DV), with compiled kernels."""
     H, D, DV = sizes
     precision = Precision.of(dtype, D)
     shape = Shape.of(H, D, DV, precision.buffer, capability_of(device))
@@ -123,7 +124,7 @@ def launcher(
 
 
 def _kept(q: Tensor, v: Tensor, sequences: int, packed: bool, settings: MemorySettings) -> Kept:
-    """Empty buffers for what the forward keeps, their sizes from shapes alone."""
+    """Empty buffers for what the forward keeps. Their sizes depend on shapes alone."""
     B, T, H, D = q.shape
     buffer = Precision.of(q.dtype, D).buffer
     return Kept.empty(q.flatten(0, 1), v.shape[-1], parts_needed(B, T, H, sequences, packed)[0], buffer, settings)
@@ -140,9 +141,9 @@ def _memory_triton(
     settings: MemorySettings,
     keep: bool,
 ) -> list[Tensor]:
-    """[o, S, z, *what the backward needs] of q, k, a [B, T, H, D] and v [B, T, H, Dv], all of one type.
+    """[o, S, z, *Kept] from q, k, a [B, T, H, D] and v [B, T, H, Dv], all of one dtype; without `keep` only [o, S, z].
 
-    S [rows, H, Dv, D] and z [rows, H, D] are float32. The last part is left out unless `keep`.
+    S [rows, H, Dv, D] and z [rows, H, D] are float32.
     """
     kept = _kept(q, v, S.shape[0], cu_seqlens is not None, settings)
     extra = list(kept) if keep else []
@@ -173,7 +174,7 @@ def _memory_triton_backward(
     dS: Tensor,
     dz: Tensor,
 ) -> list[Tensor]:
-    """Gradients of q, k, v, a, and of the initial S and z."""
+    """Gradients of q, k, v, a and of the initial S and z."""
     q, k, v, a = inputs
     if q.numel() == 0:
         return [*(torch.zeros_like(x) for x in inputs), dS.clone(), dz.clone()]
@@ -195,7 +196,7 @@ def _backward_fake(inputs, *others):
 
 def _setup_context(ctx: Any, inputs: Sequence[Any], output: Sequence[Tensor]) -> None:
     *tensors, cu_seqlens, ctx.settings, _ = inputs
-    ctx.set_materialize_grads(False)  # else zeros for everything kept
+    ctx.set_materialize_grads(False)  # else PyTorch allocates zero gradients for everything kept
     ctx.save_for_backward(*tensors, cu_seqlens, *output[3:])
 
 

@@ -1,14 +1,16 @@
 """Linear attention and the two delta rules token by token, forward and backward: s <- g s + b e k, o = s . q.
 
-s is a row of S. e is v - s . k, or v for linear attention; g is a gate of the row and b a strength of the head, where
-the mechanism has them. Rows share nothing but q, k and b, so that it costs the same whether gates are one a head or one
-a row; in chunks, the latter would be Dv heads. A program has BV rows of one head in registers and goes through all
-tokens of a sequence. The state is kept every EVERY tokens; the backward goes back from one to the one before, makes the
-states between again into memory of its own, and reads them in reverse. (Undoing a token instead would divide by its
-gate.) A program's rows give their share of the gradients of q, k and b; the shares are summed afterwards.
+s is a row of S. e is v - s . k, or v for linear attention. g is the gate of the row and b the write strength of the
+head; some mechanisms have none. Rows share only q, k and b, so a gate for each row costs no more than one for each
+head. (In chunks, a gate for each row needs Dv heads.) A program holds BV rows of one head in registers and goes through
+all tokens of a sequence.
 
-Every token waits for the one before: for a short sequence in a large batch this beats the chunk form in PyTorch; for
-one long sequence it leaves most of a GPU idle.
+The forward keeps the state every EVERY tokens. The backward goes from the last kept state to the first. From each it
+recomputes the states of the next EVERY tokens into a buffer, and reads them in reverse. (Inverting the update instead
+would divide by the gate.) Each program writes its share of the gradients of q, k and b; PyTorch sums the shares.
+
+Each token waits for the one before. For short sequences in a large batch this is faster than the chunk form in
+PyTorch. For one long sequence it leaves most of a GPU idle.
 """
 
 import torch
@@ -21,13 +23,13 @@ from varla.ops.packing import token_bounds
 from varla.ops.triton.plan import parts
 from varla.ops.triton.tiles import matrix, rows, store_matrix, store_rows
 
-EVERY = 16  # tokens from one kept state to the next
-ROWS = 32  # of S in a program, at the most
+EVERY = 16  # tokens between kept states
+ROWS = 32  # most rows of S in a program
 
 
 @triton.jit
 def written(S, k, v, beta, token, head, H, r, DV, d, D, ERROR: tl.constexpr, BETA: tl.constexpr):
-    """(e [BV, 1], b, k [1, BD]) of a token; b is 1 without strengths."""
+    """(e [BV, 1], b, k [1, BD]) of a token; b is 1 without write strengths."""
     K = rows(k, token, 1, head, H, d, D, 1)
     e = rows(v, token, 1, head, H, r, DV, 1, True)
     if ERROR:
@@ -53,7 +55,7 @@ def recurrent_forward(
     BV: tl.constexpr, EVERY: tl.constexpr, GATE: tl.constexpr, BETA: tl.constexpr, ERROR: tl.constexpr,
     KEEP: tl.constexpr,
 ):  # fmt: skip
-    """One head of one sequence, BV rows. `bounds`: where sequences begin in q, k [tokens, H, D] and end."""
+    """BV rows of one head of one sequence. `bounds` [sequences + 1]: offsets of sequences in q, k [tokens, H, D]."""
     index = tl.program_id(0)
     sequence, head = index // H, index % H
     d, r = tl.arange(0, BD), tl.program_id(1) * BV + tl.arange(0, BV)
@@ -77,9 +79,9 @@ def recurrent_backward(
     D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, EVERY: tl.constexpr, GATE: tl.constexpr,
     BETA: tl.constexpr, ERROR: tl.constexpr,
 ):  # fmt: skip
-    """The same in reverse. `between` [programs, EVERY, BV, BD] is for the states before each token of a stretch.
+    """The backward. `between` [programs, EVERY, BV, BD] holds the states before each of EVERY tokens, a stretch.
 
-    dq, dk [blocks of rows, tokens, H, D] and dbeta [blocks, tokens, H] are to be summed.
+    dq, dk [blocks of rows, tokens, H, D] and dbeta [blocks, tokens, H] must be summed over the blocks.
     """
     index, block = tl.program_id(0), tl.program_id(1)
     sequence, head = index // H, index % H
@@ -128,7 +130,7 @@ def recurrent_backward(
 
 def _sizes(D: int, DV: int) -> dict[str, int]:
     BD, BV = triton.next_power_of_2(D), min(triton.next_power_of_2(DV), ROWS)
-    warps = 1 if BD * BV <= 1024 else BD * BV // 512  # one alone need not exchange anything; more would spill
+    warps = 1 if BD * BV <= 1024 else BD * BV // 512  # one warp needs no exchange, but would spill beyond 1024 elements
     return {"D": D, "DV": DV, "BD": BD, "BV": BV, "EVERY": EVERY, "num_warps": warps}
 
 
@@ -138,12 +140,12 @@ def _flat(x: Tensor) -> Tensor:
 
 
 def _optional(q: Tensor, gate: Tensor | None, beta: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Both flat; where there is none, something that is not read."""
+    """(gate, beta) as [tokens, H, *]. q takes the place of a missing one, and no kernel reads it."""
     return (q if gate is None else _flat(gate)), (q if beta is None else _flat(beta))
 
 
 def _slots(q: Tensor, sequences: int, keep: bool) -> int:
-    """States kept: those of a sequence begin at slot (tokens before it) // EVERY + (sequences before it)."""
+    """Number of kept states. Those of a sequence begin at slot (tokens before it) // EVERY + (sequences before it)."""
     return q.shape[0] * q.shape[1] // EVERY + sequences if keep else 0
 
 
@@ -158,9 +160,9 @@ def _recurrent(
     error: bool,
     keep: bool,
 ) -> list[Tensor]:
-    """[o, final S, states kept] of q, k [B, T, H, D], v, gate [B, T, H, Dv], beta [B, T, H], S [rows, H, Dv, D].
+    """[o, final S, kept states] from q, k [B, T, H, D], v, gate [B, T, H, Dv], beta [B, T, H], S [rows, H, Dv, D].
 
-    All float32, but for v; o has its type. The last has no rows unless `keep`.
+    All are float32, except v and o, which have one dtype. Without `keep`, the last tensor is empty.
     """
     kept = S.new_empty(_slots(q, S.shape[0], keep), *S.shape[1:])
     o = torch.empty_like(v, memory_format=torch.contiguous_format)
@@ -193,10 +195,10 @@ def _recurrent_backward(
     do: Tensor,
     dfinal: Tensor,
 ) -> list[Tensor]:
-    """[dq, dk, dv, dgate, dbeta, dS]; those of inputs that are not there have no elements."""
+    """[dq, dk, dv, dgate, dbeta, dS]. An empty tensor stands for a missing gate or beta."""
     if q.numel() == 0:
-        given = [torch.zeros_like(x) if x is not None else q.new_empty(0) for x in (q, k, v, gate, beta)]
-        return [*given, dfinal.clone()]
+        dinputs = [torch.zeros_like(x) if x is not None else q.new_empty(0) for x in (q, k, v, gate, beta)]
+        return [*dinputs, dfinal.clone()]
     N, H, DV, D = dfinal.shape
     sizes = _sizes(D, DV)
     blocks = parts(DV, sizes["BV"])
@@ -216,9 +218,9 @@ def _recurrent_backward(
 
 
 def _recurrent_backward_fake(q, k, v, gate, beta, kept, cu_seqlens, error, do, dfinal):
-    given = (q, k, v, gate, beta, dfinal)
+    inputs = (q, k, v, gate, beta, dfinal)
     none = q.new_empty(0)
-    return [none if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in given]
+    return [none if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
 
 
 def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
@@ -229,8 +231,8 @@ def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
 
 def _backward(ctx, grads):  # type: ignore[no-untyped-def]
     q, k, v, gate, beta, kept, cu_seqlens = ctx.saved_tensors
-    found = recurrent_triton_backward(q, k, v, gate, beta, kept, cu_seqlens, ctx.error, grads[0], grads[1])
-    dq, dk, dv, dgate, dbeta, dS = found
+    dinputs = recurrent_triton_backward(q, k, v, gate, beta, kept, cu_seqlens, ctx.error, grads[0], grads[1])
+    dq, dk, dv, dgate, dbeta, dS = dinputs
     return dq, dk, dv, None if gate is None else dgate, None if beta is None else dbeta, dS, None, None, None
 
 
