@@ -1,21 +1,17 @@
 """The forms and whether they can run here; what kernels are asked to do, and what is left to PyTorch."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch.autograd import forward_ad
 
 import varla
-from varla.ops.backends import MIN_KERNEL_ELEMENTS, _no_triton, transformed, worth_a_kernel
+from varla.ops.backends import MIN_KERNEL_ELEMENTS, transformed, worth_a_kernel
 
 
 @pytest.fixture(autouse=True)
-def uncached() -> Iterator[None]:
-    """A process asks only once whether Triton can run; here the answer changes from test to test."""
-    _no_triton.cache_clear()
-    yield
-    _no_triton.cache_clear()
+def triton_not_found_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`cannot_launch` remembers that Triton can run; here the answer changes from test to test."""
+    monkeypatch.setattr("varla.ops.backends._triton_found", [])
 
 
 def test_the_listing_of_backends_describes_each():

@@ -43,7 +43,7 @@ def _no_triton() -> str | None:
 _no_triton.__dict__["_dynamo_marked_constant"] = True
 
 
-_triton_found: list[bool] = []  # not empty once it was: what is installed does not go away
+_triton_found: list[bool] = []  # not empty once Triton was found, so that later calls need not look again
 
 
 def triton_interpreted() -> bool:

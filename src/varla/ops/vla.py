@@ -67,13 +67,13 @@ class VLASettings:
     halves: tuple[DirectionSettings, MemorySettings] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Make both halves, which check every value."""
+        """Make the settings of `directions` and of `memory`, which check every value."""
         along = {name: getattr(self, name) for name in _ALONG}
         held = {name: getattr(self, name) for name in _HELD}
         object.__setattr__(self, "halves", (DirectionSettings(**along), MemorySettings(**held)))
 
 
-# Which of VLA's scalars each half takes. (torch.compile cannot look at the fields of a dataclass.)
+# The scalars of `directions` and of `memory`. torch.compile cannot read the fields of a dataclass.
 SCALARS = defaults_of(VLASettings)
 _ALONG, _HELD = (
     [name for name in defaults_of(kind) if name in SCALARS] for kind in (DirectionSettings, MemorySettings)

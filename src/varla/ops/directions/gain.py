@@ -1,4 +1,4 @@
-"""The gain: how the write direction a is scaled from A k (line 18 of Algorithm 1)."""
+"""The gain: how the write direction a follows from A k (line 18 of Algorithm 1)."""
 
 from torch import Tensor
 
@@ -32,9 +32,9 @@ class Gain:
     @classmethod
     def of(cls, kind: str, a: Tensor, scale: Tensor, K: Tensor) -> "Gain":
         """The gain of a forward that is already computed, from a and the factor that P was multiplied by."""
-        found = cls("raw", a, K)
-        found.kind, found._scale = kind, scale
-        return found
+        gain = cls("raw", a, K)
+        gain.kind, gain._scale = kind, scale
+        return gain
 
     def backward(self, da: Tensor) -> tuple[Tensor, Tensor | float]:
         """(dP, the part of dK that does not come through P)."""
