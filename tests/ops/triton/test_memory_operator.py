@@ -1,4 +1,4 @@
-"""`varla.memory` by kernels against the plain loop in float64, in chunks and token by token, on a GPU or interpreted."""
+"""`varla.memory` by kernels against the loop in float64, in chunks and token by token; on a GPU or interpreted."""
 
 from typing import Any
 
