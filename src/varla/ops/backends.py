@@ -27,7 +27,6 @@ def _no_lapack() -> str | None:
     return "this build of PyTorch has no LAPACK, which the Cholesky factorisations need"
 
 
-@lru_cache(maxsize=1)
 def _look_for_triton() -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed (pip install triton)"
@@ -40,13 +39,18 @@ def _look_for_triton() -> str | None:
     return None
 
 
+_found = lru_cache(maxsize=1)(_look_for_triton)
+
+
 def _no_triton() -> str | None:
-    return _look_for_triton()
+    """What was found at the first look: launches do not look again."""
+    return _found()
 
 
 # torch.compile takes the answer as it finds it. This is what torch.compiler.assume_constant_result does, without its
 # import of the whole compiler. The mark has no effect on a cached function: torch.compile traces what is inside.
-_no_triton.__dict__["_dynamo_marked_constant"] = True
+for _each in (_look_for_triton, _no_triton):
+    _each.__dict__["_dynamo_marked_constant"] = True
 
 
 def triton_interpreted() -> bool:
@@ -106,7 +110,7 @@ def cannot_launch(like: Tensor, sizes: Mapping[str, int] | None = None, instead:
 _FORMS: dict[str, tuple[str, Callable[[], str | None]]] = {
     "reference": ("Algorithm 1, one token at a time: the specification", lambda: None),
     "chunk": ("the chunk-wise form in PyTorch, with a hand-written backward", _no_lapack),
-    "triton": ("GPU kernels: vla in chunks, the others token by token, and in chunks where long", _no_triton),
+    "triton": ("GPU kernels: vla in chunks, the others token by token, and in chunks where long", _look_for_triton),
 }
 
 
