@@ -5,7 +5,7 @@ import torch
 
 import varla
 from tests.ops.cases import LENGTHS, assert_same, randn, vla_inputs, vla_state, with_gradients
-from varla.ops.chunk import plan
+from varla.ops.chunk import op as chunk_op
 
 OPTIONS = {
     "paper": {},
@@ -62,7 +62,7 @@ def test_segments_and_blocks_do_not_change_the_result(monkeypatch, budget):
     """The defaults put small tests into one segment: force several segments, several blocks, and both."""
     inputs, state = vla_inputs(67, B=3), vla_state(B=3)
     wanted = with_gradients(varla.vla, inputs, state, backend="reference")
-    monkeypatch.setattr(plan, "SEGMENT_TOKENS", budget)
+    monkeypatch.setattr(chunk_op, "SEGMENT_TOKENS", budget)
     for chunk_size in (5, 16, 64):
         assert_same(with_gradients(varla.vla, inputs, state, backend="chunk", chunk_size=chunk_size), wanted)
 
@@ -70,7 +70,7 @@ def test_segments_and_blocks_do_not_change_the_result(monkeypatch, budget):
 @pytest.mark.parametrize("budget", [1, 40, 4096])
 @pytest.mark.parametrize("backend", ["reference", "chunk"])
 def test_packed_sequences_behave_as_if_alone(monkeypatch, backend, budget):
-    monkeypatch.setattr(plan, "SEGMENT_TOKENS", budget)
+    monkeypatch.setattr(chunk_op, "SEGMENT_TOKENS", budget)
     lengths = [20, 0, 41, 1, 67, 3, 0]
     inputs, state = vla_inputs(sum(lengths), B=1), vla_state(B=len(lengths))
     cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)

@@ -5,7 +5,7 @@ import torch
 
 import varla
 from tests.ops.cases import LENGTHS, assert_same, error, randn, with_gradients
-from varla.ops.chunk import plan
+from varla.ops.chunk import op as chunk_op
 from varla.ops.decayed_delta_rule import CHANNEL_LOOP_TOKENS
 
 B, H, D, DV = 2, 2, 5, 4
@@ -111,7 +111,7 @@ def test_a_state_that_does_not_fit_a_gate_per_channel_is_named_by_its_own_shape(
 @pytest.mark.parametrize("budget", [1, 40, 4096])
 @pytest.mark.parametrize("case", [linear_case, delta_case, decayed_case, channel_case])
 def test_packed_equals_the_reference(monkeypatch, case, budget):
-    monkeypatch.setattr(plan, "SEGMENT_TOKENS", budget)
+    monkeypatch.setattr(chunk_op, "SEGMENT_TOKENS", budget)
     lengths = [20, 0, 41, 1, 67, 3]
     operator, inputs, state = case(sum(lengths), rows=len(lengths), batch=1)
     cu_seqlens = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)

@@ -37,13 +37,13 @@ def memory_kernels(
     q, k, v, a, beta, log_gate = inputs
     S, z = held
     short = q.shape[0] * q.shape[1] <= RECURRENT_TOKENS * S.shape[0]
-    # The recurrent kernels have a normaliser only if values are written, and without write strengths.
-    recurrent = short and a is None and not (settings.normalizer and (settings.error or beta is not None))
+    # Token by token there is a normaliser only where z is a row of S.
+    recurrent = short and a is None and (not settings.normalizer or _z_is_a_row(beta, settings))
     scale = settings.scale_of(q.shape[-1])
     if log_gate is not None or recurrent:
         return _recurrent(q, k, v, beta, log_gate, S, z, cu_seqlens, settings, scale, keep)
-    # z sums features before normalisation, so with a normaliser the keys are normalised inside the kernels.
-    inside = settings.normalize_key and settings.normalizer
+    # z sums features as they are: the kernels normalise keys themselves where z is kept.
+    inside = settings.normalize_key and z is not None
     kind, normalize = settings.feature_map, settings.normalize_key
     (q,) = scaled_features(q, None, kind, settings.normalize_query, scale, v.dtype)
     if a is None:
@@ -80,15 +80,20 @@ def _recurrent(
     (K,) = scaled_features(k, None, kind, settings.normalize_key, 1.0, torch.float32)
     gate = None if log_gate is None else log_gate.float().exp().expand(v.shape)
     strength = None if beta is None else beta[..., 0].float()
-    if z is None or settings.error or beta is not None:
+    if z is None or not _z_is_a_row(beta, settings):
         o, S, *_ = recurrent_triton(q, K, v, gate, strength, S, cu_seqlens, settings.error, keep)
         return o, [S, None if z is None else _summed(k.float(), z, cu_seqlens, kind)]
-    # If values are written, z is one more row of S with value 1: its final state is z, and its read is z . q.
+    # One more row of S, whose value is always 1: it becomes z, and reads z . q.
     values, rows = pad(v.float(), (0, 1), value=1.0), torch.cat((S, z[..., None, :]), 2)
     o, rows, *_ = recurrent_triton(q, K, values, gate, strength, rows, cu_seqlens, False, keep)
     o, along = o[..., :-1], o[..., -1:]
     o = o / along.clamp(min=settings.eps) if settings.normalizer else o
     return o.to(v.dtype), [rows[:, :, :-1], rows[:, :, -1]]
+
+
+def _z_is_a_row(beta: Tensor | None, settings: MemorySettings) -> bool:
+    """Whether S is written as z is: values, not errors, with full strength, along key features as they are."""
+    return not settings.error and beta is None and not settings.normalize_key
 
 
 def _summed(k: Tensor, z: Tensor, cu_seqlens: Tensor | None, kind: str) -> Tensor:
