@@ -8,7 +8,7 @@ import torch
 from varla.backbone import Backbone, backbone_config
 from varla.models import VarlaForCausalLM, preset
 from varla.training import Run, build_model, from_dict, train
-from varla.training.progress import Silent
+from varla.training.progress import Progress
 
 
 def digest(net):
