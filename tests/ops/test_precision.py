@@ -23,7 +23,7 @@ def root_mean_square_error(got, wanted):
     return float((got.double() - wanted).norm() / wanted.norm())
 
 
-@pytest.mark.parametrize(("D", "H"), [(32, 2), (64, 1)])
+@pytest.mark.parametrize(("D", "H"), [(32, 2), (64, 2)])
 def test_float32_chunk_against_the_float64_reference_at_8192_tokens(D, H):
     inputs = hard_inputs(8192, D, H)
     do = randn(3, 8192, H, D, seed=9)

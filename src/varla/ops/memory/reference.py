@@ -29,14 +29,16 @@ def memory_reference(
     [B, T, H, 1 or Dv]: logarithms of the decay of S, None for no decay. z None: z is not summed.
     """
     scale, outputs = settings.scale_of(q.shape[-1]), []
-    for t in range(q.shape[1]):
-        key = Features(k[:, t], settings.feature_map, settings.normalize_key)  # lines 6-7: feature map, unit key
-        along = key.y if a is None else a[:, t]
-        along = along if beta is None else beta[:, t] * along
-        e = v[:, t] - apply(S, key.y) if settings.error else v[:, t]  # line 19: prediction residual
-        S = S if log_gate is None else log_gate[:, t].exp()[..., None] * S
+    # Unbound once: the gradient of an index would be as large as the whole tensor, for every token.
+    tokens = [[None] * q.shape[1] if x is None else x.unbind(1) for x in (q, k, v, a, beta, log_gate)]
+    for q_t, k_t, v_t, a_t, beta_t, log_gate_t in zip(*tokens, strict=True):
+        key = Features(k_t, settings.feature_map, settings.normalize_key)  # lines 6-7: feature map, unit key
+        along = key.y if a_t is None else a_t
+        along = along if beta_t is None else beta_t * along
+        e = v_t - apply(S, key.y) if settings.error else v_t  # line 19: prediction residual
+        S = S if log_gate_t is None else log_gate_t.exp()[..., None] * S
         S = S + outer(e, along)  # line 20: eq. (s-update)
-        query = Features(q[:, t], settings.feature_map, settings.normalize_query).y * scale  # lines 22-24: eq. (output)
+        query = Features(q_t, settings.feature_map, settings.normalize_query).y * scale  # lines 22-24: eq. (output)
         z = None if z is None else z + key.F
         o = apply(S, query)
         outputs.append(o / dot(z, query).clamp(min=settings.eps) if settings.normalizer and z is not None else o)
