@@ -45,7 +45,7 @@ class Enough(Exception):
     pass
 
 
-class StopAt(Silent):
+class StopAt(Progress):
     def __init__(self, last):
         self.last = last
 
