@@ -13,6 +13,7 @@ import tempfile
 import traceback
 
 import torch._dynamo  # noqa: F401  the first call of an operator would import it, in every fork
+from triton.runtime import cache
 
 import tests.ops.triton.compiling  # noqa: F401  all that every program needs
 
@@ -45,6 +46,8 @@ def answer(module: str, arguments: list[str]) -> tuple[int, str, str]:
 
 
 if __name__ == "__main__":
+    if hasattr(cache, "triton_key"):
+        cache.triton_key()  # a hash of all of Triton, which every fork would take again
     for line in sys.stdin:
         module, *arguments = json.loads(line)
         print(json.dumps(answer(module, arguments)), flush=True)

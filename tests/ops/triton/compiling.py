@@ -16,10 +16,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from reproduction import sequential
 from tests.ops.triton.registers import disassembled, unwritten
 from varla.ops.directions.triton.launch import DirectionLauncher
-from varla.ops.fused.triton import decode, op
+from varla.ops.fused.triton import op
 from varla.ops.memory.triton.launch import MemoryLauncher
 from varla.ops.state import VLAState
 from varla.ops.triton.launcher import Precision, Shape
@@ -95,10 +94,6 @@ def main(arch: int, dtype: torch.dtype, D: int, DV: int, refresh: int | None) ->
     state = VLAState.zeros({"B": 1, "H": H, "D": D, "Dv": DV}, torch.float32, torch.device("cpu"))
     o, *_ = op.vla_triton(*leaves, state.S, state.A, state.z, state.t, None, along, held, True)
     o.sum().backward()
-    x = [y.detach() for y in x]
-    sequential.cannot_launch = lambda *_, **__: None  # type: ignore[attr-defined]
-    sequential.vla_sequential(*x, state, settings)
-    decode.decode_(*(y[:, 0] for y in x), *state.tensors().values(), along, held)
 
 
 if __name__ == "__main__":

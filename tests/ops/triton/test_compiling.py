@@ -11,7 +11,7 @@ SHARED = {80: 166_912, 90: 232_448}  # bytes a block may have
 
 EVERY = {
     "forward_walk", "backward_walk", "prepare", "scan", "read", "turn", "scan_backward", "unread", "finish",
-    "running_sum", "square_sum", "decode_token", "walk_tokens",
+    "running_sum", "square_sum",
 }  # fmt: skip
 REFRESHED = {"element_walk", "compose", "gradient_scan", "factor_backward", "direction_walk"}
 INFORMATION = {"invert", "invert_spans", "sandwich", "outer_sum", "direction_backward"}

@@ -15,6 +15,7 @@ triton = pytest.importorskip("triton")
         (90, "bfloat16", 128, 128, 20, "unit"),
         (90, "float32", 128, 256, 0, "raw"),
         (90, "float32", 48, 80, 20, "unit"),
+        (90, "float32", 1, 1, 1, "unit"),  # a size of 1 is a constant to Triton, and not a tensor
     ],
 )
 def test_compiles_and_fits(arch: int, dtype: str, D: int, DV: int, refresh: int, gain: str) -> None:
