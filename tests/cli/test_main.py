@@ -37,11 +37,14 @@ def test_version():
     assert varla("--version").stdout.strip() == package.__version__
 
 
-def test_as_a_process_help_loads_nothing_heavy():
+@pytest.mark.parametrize("command", [[], ["train"]], ids=["varla", "varla train"])
+def test_as_a_process_help_loads_nothing_heavy(command):
     script = (
         "import sys; from varla.cli import app\ntry: app()\nfinally: print(*sys.modules, sep='\\n', file=sys.stderr)"
     )
-    result = subprocess.run([sys.executable, "-c", script, "--help"], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", script, *command, "--help"], capture_output=True, text=True, check=True
+    )
     assert "Usage: varla" in result.stdout
     loaded = set(result.stderr.split())
     assert "varla.cli.train" in loaded
