@@ -57,7 +57,8 @@ def test_compiling_traces_no_cached_function():
         o, _ = varla.vla_step(q[:, 0], k[:, 0], v[:, 0], u[:, 0])
         return varla.vla(q, k, v, u) + varla.memory(q, k, v, varla.directions(k, u)) + o[:, None]
 
-    torch.compile(model, fullgraph=True, backend="eager")(q, k, v, u)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(q, k, v, u), model(q, k, v, u))
 
 
 def test_a_new_length_does_not_recompile_once_dynamic():

@@ -34,9 +34,11 @@ def operator(
     layout = _Layout(_resolved(function) if signature is None else signature)
     full = f"varla::{name}"
 
+    nested = layout.behind(lambda *arguments: arguments)
+
     def context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         if setup_context is not None:
-            layout.behind(lambda *nested: setup_context(ctx, nested, output))(*inputs)
+            setup_context(ctx, nested(*inputs), output)
 
     def spread(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         dinputs = backward(ctx, *grads)
@@ -57,7 +59,6 @@ def mutating_operator(
 ) -> Callable[..., Any]:
     """Like `operator`, for a function that updates the arguments `mutates` in place and has no gradients."""
     layout = _Layout(_resolved(function))
-
     registered = torch.library.custom_op(f"varla::{name}", layout.behind(function), mutates_args=mutates)
     registered.register_fake(layout.behind(fake))
     return layout.before(registered)
@@ -86,7 +87,6 @@ class _Layout:
 
     def before(self, registered: Any) -> Callable[..., Any]:
         """A function that takes settings objects and calls the operator with flat arguments."""
-
         kinds = self.kinds
 
         def call(*arguments: Any) -> Any:

@@ -135,6 +135,18 @@ def _kept(q: Tensor, v: Tensor, sequences: int, packed: bool, settings: MemorySe
     return Kept.empty(q.flatten(0, 1), v.shape[-1], parts_needed(B, T, H, sequences, packed)[0], buffer, settings)
 
 
+def _prepared(
+    inputs: Sequence[Tensor], cu_seqlens: Tensor | None, settings: MemorySettings, backward: bool
+) -> tuple[MemoryLauncher, Tokens]:
+    """The launcher for q, k, v and a, and the four as the kernels take them."""
+    q, k, v, a = inputs
+    B, T, H, D = q.shape
+    lengths = (T,) * B if cu_seqlens is None else packed_lengths(cu_seqlens, T)
+    found = launcher(lengths, (H, D, v.shape[-1]), q.dtype, q.device, settings, backward)
+    found.hold()
+    return found, Tokens(flat(q), flat(k), flat(v), flat(a).to(found.precision.buffer))
+
+
 def _memory_triton(
     q: Tensor,
     k: Tensor,
@@ -154,13 +166,8 @@ def _memory_triton(
     extra = list(kept) if keep else []
     if q.numel() == 0:
         return [torch.empty_like(v), S.clone(), z.clone(), *extra]
-    B, T = q.shape[:2]
-    lengths = (T,) * B if cu_seqlens is None else packed_lengths(cu_seqlens, T)
     with torch.cuda.device_of(q):
-        sizes = (*q.shape[2:], v.shape[-1])
-        found = launcher(lengths, sizes, q.dtype, q.device, settings, keep)
-        found.hold()
-        x = Tokens(flat(q), flat(k), flat(v), flat(a).to(found.precision.buffer))
+        found, x = _prepared((q, k, v, a), cu_seqlens, settings, keep)
         o, S, z = found.forward(x, kept, S.contiguous(), z.contiguous())
     return [o.view(v.shape), S, z, *extra]
 
@@ -180,16 +187,11 @@ def _memory_triton_backward(
     dz: Tensor,
 ) -> list[Tensor]:
     """Gradients of q, k, v, a and of the initial S and z."""
-    q, k, v, a = inputs
+    q = inputs[0]
     if q.numel() == 0:
         return [*(torch.zeros_like(x) for x in inputs), dS.clone(), dz.clone()]
-    B, T = q.shape[:2]
-    lengths = (T,) * B if cu_seqlens is None else packed_lengths(cu_seqlens, T)
     with torch.cuda.device_of(q):
-        sizes = (*q.shape[2:], v.shape[-1])
-        found = launcher(lengths, sizes, q.dtype, q.device, settings, True)
-        found.hold()
-        x = Tokens(flat(q), flat(k), flat(v), flat(a).to(found.precision.buffer))
+        found, x = _prepared(inputs, cu_seqlens, settings, True)
         g = found.backward(x, Kept(*buffers), flat(do), dS.contiguous(), dz.contiguous())
     dinputs = zip((g.dq, g.dk, g.dv, g.da), inputs, strict=True)
     return [*(grad.to(like.dtype).view(like.shape) for grad, like in dinputs), g.dS, g.dz]
