@@ -10,7 +10,9 @@ TEST := $(VENV)/.test
 # oldest needs an older huggingface_hub, and that needs httpx.
 OLDEST := $(VENV)/transformers-5.17
 OLDEST_PINS := transformers==5.17.0 huggingface_hub==1.33.0 httpx==0.28.1 httpcore==1.0.9 certifi==2026.10.18
-# --no-compile: Python compiles the few modules that are used when they are first imported.
+# --no-compile: Python compiles the few modules that are used when they are first imported, and keeps the result. Where
+# PYTHONDONTWRITEBYTECODE is set, as in many containers, every process would compile PyTorch anew: 5 to 15 seconds each.
+export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
 .PHONY: help demo test lint types pytest browser reproduce bench bench-gpu clean

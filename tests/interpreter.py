@@ -42,6 +42,12 @@ def quicken() -> None:
     patch.setattr(TritonSemantic, "broadcast_impl_value", _broadcast)
     check = _check(TritonSemantic.binary_op_type_checking_impl)
     patch.setattr(TritonSemantic, "binary_op_type_checking_impl", check)
+    for name, operation in ARITHMETIC.items():
+        patch.setattr(TritonSemantic, name, _binary(getattr(TritonSemantic, name), operation, None))
+    patch.setattr(TritonSemantic, "add", _add(TritonSemantic.add))
+    patch.setattr(TritonSemantic, "where", _where(TritonSemantic.where))
+    for name, operation in COMPARISONS.items():
+        patch.setattr(TritonSemantic, name, _binary(getattr(TritonSemantic, name), operation, core.int1))
 
 
 def _numpy_type(slow: Callable[..., Any]) -> Callable[..., Any]:
@@ -190,3 +196,82 @@ def _check(slow: Callable[..., Any]) -> Callable[..., Any]:
         return slow(self, lhs, rhs, *options, **more)
 
     return fast
+
+
+ARITHMETIC = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+COMPARISONS = {
+    "less_than": np.less,
+    "less_equal": np.less_equal,
+    "greater_than": np.greater,
+    "greater_equal": np.greater_equal,
+    "equal": np.equal,
+    "not_equal": np.not_equal,
+}
+NUMBERS = {"fp32": np.float32, "int32": np.int32, "int64": np.int64}
+
+
+def _binary(slow: Callable[..., Any], operation: Any, result: Any) -> Callable[..., Any]:
+    """Tensors and numbers of one type, in one operation of numpy, which broadcasts by the same rules.
+
+    `result`: the type of the elements; None for that of the operands.
+    """
+
+    def fast(self: Any, lhs: Any, rhs: Any, *options: Any, **more: Any) -> Any:
+        kind = _kind(lhs, rhs)
+        if kind is None:
+            return slow(self, lhs, rhs, *options, **more)
+        return _made(operation(_value(lhs, kind), _value(rhs, kind)), result or kind, lhs, rhs)
+
+    return fast
+
+
+def _add(slow: Callable[..., Any]) -> Callable[..., Any]:
+    """A pointer and offsets."""
+
+    def fast(self: Any, lhs: Any, rhs: Any, *options: Any, **more: Any) -> Any:
+        both = type(lhs) is type(rhs) is core.tensor
+        if not (both and lhs.dtype.is_ptr() and rhs.dtype.name in ("int32", "int64")):
+            return slow(self, lhs, rhs, *options, **more)
+        handle = interpreter.interpreter_builder.create_addptr(lhs.handle, rhs.handle)
+        return _made(handle.data, lhs.dtype, lhs, rhs)
+
+    return fast
+
+
+def _where(slow: Callable[..., Any]) -> Callable[..., Any]:
+    def fast(self: Any, condition: Any, x: Any, y: Any) -> Any:
+        kind = _kind(x, y)
+        if kind is None or condition.dtype != core.int1 or not condition.type.is_block():
+            return slow(self, condition, x, y)
+        data = np.where(condition.handle.data, _value(x, kind), _value(y, kind))
+        return _made(data, kind, condition, x, y)
+
+    return fast
+
+
+def _kind(lhs: Any, rhs: Any) -> Any:
+    """The type in which two operands are combined, at least one of them a tensor; None if it is not for here."""
+    if type(lhs) is not core.tensor:
+        return None if type(rhs) is not core.tensor else _kind(rhs, lhs)
+    kind = lhs.dtype
+    if kind.name not in NUMBERS:
+        return None
+    if type(rhs) is core.tensor:
+        if kind == rhs.dtype:
+            return kind
+        return core.int64 if {kind.name, rhs.dtype.name} == {"int32", "int64"} else None
+    if kind.name == "fp32":
+        return kind if type(rhs) in (int, float) else None
+    return kind if type(rhs) is int and -(2**31) <= rhs < 2**31 else None
+
+
+def _value(x: Any, kind: Any) -> Any:
+    """Numpy's value of a tensor or a number."""
+    return x.handle.data if type(x) is core.tensor else NUMBERS[kind.name](x)
+
+
+def _made(data: Any, kind: Any, *operands: Any) -> Any:
+    """The tensor of these numbers: a block, if one of the operands is."""
+    if any(type(x) is core.tensor and x.type.is_block() for x in operands):
+        kind = core.block_type(kind, list(data.shape))
+    return core.tensor(interpreter.TensorHandle(data, kind.scalar), kind)

@@ -16,6 +16,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from tests.ops.triton.recorded import recorded
 from tests.ops.triton.registers import disassembled, unwritten
 from varla.ops.directions.triton.launch import DirectionLauncher
 from varla.ops.fused.triton import op
@@ -55,7 +56,14 @@ def source(kernel: Any, arguments: dict[str, Any]) -> ASTSource:
 
 
 def report(kernel: Any, arguments: dict[str, Any], arch: int, options: dict[str, int]) -> dict[str, Any]:
-    compiled = triton.compile(source(kernel, arguments), target=GPUTarget("cuda", arch, 32), options=options)
+    called, target = source(kernel, arguments), GPUTarget("cuda", arch, 32)
+    takes = recorded(called, target, options, lambda: measured(called, target, options))
+    return {"kernel": kernel.__name__, **takes, **options}
+
+
+def measured(called: ASTSource, target: GPUTarget, options: dict[str, int]) -> dict[str, Any]:
+    """Shared memory, registers and stack of the compiled kernel, and where it reads registers that nothing wrote."""
+    compiled = triton.compile(called, target=target, options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
@@ -64,7 +72,7 @@ def report(kernel: Any, arguments: dict[str, Any], arch: int, options: dict[str,
     taken = {name.lower(): int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", usage)}
     # The fault is in descriptors of wgmma's operands (registers.py): where there is no wgmma, there is nothing to find.
     strays = unwritten(disassembled(compiled.asm["cubin"])) if "wgmma" in compiled.asm["ptx"] else []
-    return {"kernel": kernel.__name__, "shared": compiled.metadata.shared, "unwritten": strays, **taken, **options}
+    return {"shared": compiled.metadata.shared, "unwritten": strays, **taken}
 
 
 def report_launches(arch: int) -> None:

@@ -1,0 +1,59 @@
+"""What compiled kernels take, recorded in recorded.json: compiling all of them keeps a processor busy for ten minutes.
+
+A compiler is a function. Its arguments here are Triton's IR of the kernel (without line numbers), the options, the GPU
+and Triton's version, and the key of a record is a digest of them all. If one of them changes, there is no record, and
+the kernel is compiled. To record what the present kernels take, without the entries of older ones:
+
+    rm tests/ops/triton/recorded.json
+    VARLA_RECORD_KERNELS=1 python -m pytest tests/ops/triton -k compil
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+
+FILE = Path(__file__).with_name("recorded.json")
+FRESH = "VARLA_COMPILE_KERNELS"  # set: the records are not read
+RECORD = "VARLA_RECORD_KERNELS"  # set: what is compiled is recorded
+
+
+def records() -> dict[str, dict[str, Any]]:
+    """What is recorded, by key."""
+    found: dict[str, dict[str, Any]] = json.loads(FILE.read_text()) if FILE.exists() else {}
+    return found
+
+
+def key(source: ASTSource, target: GPUTarget, options: dict[str, Any]) -> str:
+    """Digest of all that a compiled kernel depends on."""
+    backend = make_backend(target)
+    parsed = backend.parse_options(dict(options))
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    functions = backend.get_codegen_implementation(parsed)
+    module = source.make_ir(target, parsed, functions, backend.get_module_map(), context)
+    parts = (triton.__version__, str(target), parsed.hash(), module.str_nodebug())
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def recorded(
+    source: ASTSource, target: GPUTarget, options: dict[str, Any], compile_kernel: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """What the kernel takes: as recorded, or as compile_kernel() finds it."""
+    if FRESH in os.environ:
+        return compile_kernel()
+    digest, known = key(source, target, options), records()
+    if digest not in known:
+        known[digest] = compile_kernel()
+        if RECORD in os.environ:
+            lines = (f"{json.dumps(name)}: {json.dumps(known[name])}" for name in sorted(known))
+            FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    return known[digest]
