@@ -23,16 +23,17 @@ def root_mean_square_error(got, wanted):
     return float((got.double() - wanted).norm() / wanted.norm())
 
 
-@pytest.mark.parametrize(("D", "H"), [(32, 2), (64, 2)])
-def test_float32_chunk_against_the_float64_reference_at_8192_tokens(D, H):
-    inputs = hard_inputs(8192, D, H)
-    do = randn(3, 8192, H, D, seed=9)
-    results = {}
-    for dtype, backend in ((torch.float64, "reference"), (torch.float32, "chunk")):
+# At D = 64 the loop's own gradients would take 8 GB and a minute. In float64 both forms agree to 1e-12 (test_forms.py).
+@pytest.mark.parametrize(("D", "exact"), [(32, "reference"), (64, "chunk")])
+def test_float32_chunk_against_float64_at_8192_tokens(D, exact):
+    inputs = hard_inputs(8192, D)
+    do = randn(3, 8192, 2, D, seed=9)
+    results = []
+    for dtype, backend in ((torch.float32, "chunk"), (torch.float64, exact)):
         leaves = [x.to(dtype).requires_grad_() for x in inputs]
         o = varla.vla(*leaves, backend=backend)
-        results[backend] = [o.detach(), *torch.autograd.grad(o, leaves, do.to(dtype))]
-    for name, got, wanted in zip(("o", "dq", "dk", "dv", "du"), results["chunk"], results["reference"], strict=True):
+        results.append([o.detach(), *torch.autograd.grad(o, leaves, do.to(dtype))])
+    for name, got, wanted in zip(("o", "dq", "dk", "dv", "du"), *results, strict=True):
         bound = 1e-5 if name == "o" else 5e-5
         for row, kind in enumerate(KEYS):
             assert error(got[row], wanted[row]) <= bound, (name, kind)
