@@ -15,6 +15,7 @@ import torch
 
 from varla.report.curves import DASHES, learning_curves, save
 from varla.report.series import PALETTE
+from varla.runs.metrics import EVAL
 from varla.runs.outcomes import FINISHED
 from varla.training import Run, build_model, build_task, checkpoint, sweep
 
@@ -40,7 +41,7 @@ class Result:
     @property
     def accuracy(self) -> float:
         """Share of queries answered correctly at the end."""
-        return float(self.record["final"]["eval/eval"])
+        return float(self.record["final"][EVAL])
 
     @property
     def tokens_per_second(self) -> float:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from varla.cli.output import accuracies, console, draw, say, share, show, table
+from varla.runs.metrics import EVAL, current, eval_metric, is_eval
 from varla.runs.outcomes import FINISHED
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def compare(
     ] = None,
     no_plot: Annotated[bool, typer.Option("--no-plot", help="No curves below the table.")] = False,
     metric: Annotated[
-        str | None, typer.Option(help="What to draw: loss, eval/eval, ... Default: the first evaluation logged.")
+        str | None, typer.Option(help="What to draw: loss, eval, ... Default: the first evaluation logged.")
     ] = None,
 ) -> None:
     """Compare runs in a table and a plot of their learning curves."""
@@ -49,8 +50,8 @@ def compare(
     if no_plot and plot is None:
         return
     chances = {row["chance"] for row in rows}
-    drawn = metric or (f"eval/{names[0]}" if names else "eval/eval")
-    common = chances.pop() if len(chances) == 1 and drawn.startswith("eval/") else None
+    drawn = current(metric) if metric else eval_metric(names[0] if names else EVAL)
+    common = chances.pop() if len(chances) == 1 and is_eval(drawn) else None
     metrics = {each: row["metrics"] for each, row in zip(labels, rows, strict=True)}
     try:
         found = series(metrics, drawn)

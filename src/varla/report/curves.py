@@ -7,6 +7,7 @@ from typing import Any
 import altair as alt
 
 from varla.report.series import PALETTE, axis_title, is_accuracy, series
+from varla.runs.metrics import EVAL
 
 # With seven shapes, five dashes and eight colours, the first 280 series all look different.
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
@@ -15,7 +16,7 @@ FORMATS = (".html", ".png", ".svg")
 
 
 def learning_curves(
-    runs: Mapping[str, Sequence[Mapping[str, Any]]], metric: str = "eval/eval", chance: float | None = None
+    runs: Mapping[str, Sequence[Mapping[str, Any]]], metric: str = EVAL, chance: float | None = None
 ) -> alt.LayerChart:
     """One line per run: `metric` against the step, with a grey rule at `chance`. `runs` as for `series`."""
     found = series(runs, metric)

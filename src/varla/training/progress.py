@@ -4,6 +4,8 @@ import sys
 import time
 from typing import Any
 
+from varla.runs.metrics import is_eval
+
 
 class Progress:
     """Is told of every step. This one shows nothing; others inherit from it."""
@@ -89,7 +91,7 @@ def summary(entry: dict[str, Any]) -> str:
         parts.append(f"loss {entry['loss']:.3f}")
     if "accuracy" in entry:
         parts.append(f"acc {entry['accuracy']:.3f}")
-    parts += [f"{key} {value:.3f}" for key, value in entry.items() if key.startswith("eval/")]
+    parts += [f"{key} {value:.3f}" for key, value in entry.items() if is_eval(key)]
     if "tokens/s" in entry:
         parts.append(f"{entry['tokens/s']:,.0f} tok/s")
     return "  ".join(parts)
