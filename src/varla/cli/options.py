@@ -32,6 +32,13 @@ def check_device(name: str | None) -> str | None:
     return name
 
 
+def choose_device(name: str | None) -> str:
+    """The device that was asked for, or a GPU if there is one."""
+    import torch
+
+    return check_device(name) or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def check_resume(resume: Path | None, config: Path | None, settings: list[str] | None, out: Path | None) -> None:
     """Refuse settings beside --resume."""
     if resume is not None and (config or settings or out):

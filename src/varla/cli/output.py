@@ -63,6 +63,11 @@ def share(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}"
 
 
+def whole(value: float | None) -> str:
+    """A number without decimals."""
+    return "" if value is None else f"{value:,.0f}"
+
+
 def accuracies(found: Mapping[str, object]) -> dict[str, float]:
     """The evaluations among logged values, by the name of what was evaluated on."""
     return {

@@ -12,17 +12,6 @@ from varla.cli.output import accuracies, say, share
 if TYPE_CHECKING:
     from varla.training import RunConfig
 
-EXAMPLES = """Example: varla train --set mechanism=deltanet --set task.n=16
-
-Example: varla train config.yaml --out runs/first
-
-Example: varla train --resume runs/first"""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=EXAMPLES)(train)
-
 
 def train(
     config: Config = None,

@@ -1,6 +1,6 @@
 """The names of logged metrics. An accuracy on fresh data is `eval`, or `eval/NAME` if there are several evaluations."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 EVAL = "eval"
@@ -30,3 +30,8 @@ def current(metric: str) -> str:
 def with_current_names(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Values by metric, as an earlier run may have written them, under today's names."""
     return {current(metric): value for metric, value in metrics.items()}
+
+
+def newest(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The newest value of every metric, from what was logged step by step."""
+    return {metric: value for entry in entries for metric, value in entry.items()}
