@@ -16,6 +16,9 @@ Config = Annotated[
     Path | None, typer.Argument(help="Settings as YAML. Missing ones have their defaults.", metavar="CONFIG")
 ]
 Model = Annotated[Path, typer.Argument(help="Folder of a model, with its tokenizer.", metavar="MODEL")]
+Resume = Annotated[
+    Path | None, typer.Option(help="Resume the run in this folder from its newest checkpoint.", metavar="FOLDER")
+]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda. Default: a GPU if there is one.", metavar="cpu|cuda")]
 
 

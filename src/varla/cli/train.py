@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from varla.cli.options import Config, Device, Settings, check_device, check_resume, speaks
+from varla.cli.options import Config, Device, Resume, Settings, check_device, check_resume, speaks
 from varla.cli.output import accuracies, say, share
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run. Default: runs/MECHANISM-TASK-SIZE-SEED.", metavar="FOLDER")
     ] = None,
-    resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.", metavar="FOLDER")] = None,
+    resume: Resume = None,
     device: Device = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")] = False,
 ) -> None:

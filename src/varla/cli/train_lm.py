@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from varla.cli.options import Config, Settings, check_resume, speaks
+from varla.cli.options import Config, Resume, Settings, check_resume, speaks
 from varla.cli.output import say, show, table
 
 
@@ -13,10 +13,7 @@ def train_lm(
     config: Config = None,
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run.", metavar="FOLDER")] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(help="Resume the run in this folder from its newest checkpoint.", metavar="FOLDER"),
-    ] = None,
+    resume: Resume = None,
 ) -> None:
     """Train a language model on text. Checkpoints, the model and a record go to the run's folder."""
     from varla.lm.settings import from_dict
