@@ -9,8 +9,8 @@ from rich.table import Table
 
 from varla.cli.errors import Commands
 from varla.cli.options import Device, check_device
-from varla.cli.output import complain, console, say, show, table
-from varla.cli.sweep import Board, Lines
+from varla.cli.output import complain, say, show, table
+from varla.cli.sweep import progress
 from varla.runs.outcomes import EXIT_CODES, FAILED
 
 if TYPE_CHECKING:
@@ -66,11 +66,10 @@ def run(
 
     check_device(device)
     chosen, size = choose(items, preset)
-    view: Board | Lines = Board() if console().is_terminal else Lines()
-    with view:
+    with progress() as watch:
         outcome = reproduce(
             chosen, size, reports=reports, runs=runs, jobs=jobs, device=device, minutes=minutes,
-            watch=view.show, say=say,
+            watch=watch, say=say,
         )  # fmt: skip
     for item in chosen:
         show(verdicts(item, [claim.judge(outcome.results, size) for claim in item.claims]))

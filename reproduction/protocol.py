@@ -9,6 +9,7 @@ from reproduction.claims import Claim, Finding, Judge
 from reproduction.records import Results, need
 from reproduction.runs import Preset, Train
 from reproduction.verdicts import CONDITIONAL, NOT_REPRODUCED, REPRODUCED
+from varla.runs.metrics import EVAL
 
 # The paper's four mechanisms. Its "DeltaNet" is not that of Yang et al.: see varla.layers.
 MECHANISMS = ("softmax", "linear", "deltanet-paper", "vla")
@@ -94,7 +95,7 @@ class Sample:
         return Finding(verdict, self.mean, self.low, self.high, len(self.values), note)
 
 
-def sample(results: Results, runs: Sequence[Train | None], name: str = "eval") -> Sample | None:
+def sample(results: Results, runs: Sequence[Train | None], name: str = EVAL) -> Sample | None:
     """The accuracies of runs that differ in their seeds; None unless all have a record."""
     found = results.accuracies(runs, name)
     return Sample(tuple(found)) if found and len(found) == len(runs) else None
@@ -105,7 +106,7 @@ Why = Callable[[Results, Preset], str]  # explains, by other runs, why a number 
 
 
 def within(
-    runs: Seeds, paper: float, margin: float, name: str = "eval", conditions: str = "", why: Why | None = None
+    runs: Seeds, paper: float, margin: float, name: str = EVAL, conditions: str = "", why: Why | None = None
 ) -> Judge:
     """A judge: reproduced if the mean over seeds is within `margin` of the paper's value.
 
@@ -114,7 +115,7 @@ def within(
     return _judge(runs, name, lambda mean: abs(mean - paper) <= margin, conditions, why)
 
 
-def at_least(runs: Seeds, least: float, name: str = "eval", conditions: str = "") -> Judge:
+def at_least(runs: Seeds, least: float, name: str = EVAL, conditions: str = "") -> Judge:
     """A judge: reproduced if the mean over seeds is at least `least`. `conditions` as for `within`."""
     return _judge(runs, name, lambda mean: mean >= least, conditions)
 
@@ -142,7 +143,7 @@ def accuracy_claim(
     margin: float,
     mechanism: str,
     runs: Seeds,
-    name: str = "eval",
+    name: str = EVAL,
     why: Why | None = None,
 ) -> Claim:
     """A claim that a mechanism's accuracy, the mean over seeds, is within `margin` of the paper's."""
@@ -155,7 +156,7 @@ def margin(paper: float) -> float:
     return 0.03 if paper < 0.2 or paper > 0.95 else 0.1
 
 
-def elsewhere(others: Mapping[str, Seeds], name: str = "eval") -> Why:
+def elsewhere(others: Mapping[str, Seeds], name: str = EVAL) -> Why:
     """The same accuracy in other runs; the keys say how those differ."""
 
     def why(results: Results, preset: Preset) -> str:
@@ -200,7 +201,7 @@ def paper_points(values: Mapping[str, Mapping[int, float]]) -> list[dict[str, An
 
 
 def by_x(
-    results: Results, runs: Mapping[tuple[str, float], Sequence[Train | None]], name: str = "eval"
+    results: Results, runs: Mapping[tuple[str, float], Sequence[Train | None]], name: str = EVAL
 ) -> list[dict[str, Any]]:
     """Points of a chart, one for each (series, x): mean and spread over the seeds."""
     points = []
@@ -212,9 +213,7 @@ def by_x(
     return points
 
 
-def curves(
-    results: Results, runs: Mapping[str, Sequence[Train | None]], metric: str = "eval/eval"
-) -> list[dict[str, Any]]:
+def curves(results: Results, runs: Mapping[str, Sequence[Train | None]], metric: str = EVAL) -> list[dict[str, Any]]:
     """Points of learning curves, by series: mean and spread over the seeds at every step that all seeds have."""
     points = []
     for series, each in runs.items():

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from reproduction.runs import Run, Train
 from varla.runs.folder import write_aside
+from varla.runs.metrics import EVAL, eval_metric, is_eval, with_current_names
 from varla.runs.outcomes import DIVERGED, FINISHED
 from varla.training import RunConfig
 
@@ -48,18 +49,18 @@ class Results:
         """The result of a measurement; NotRun if it has no record."""
         return need(self.value(run))
 
-    def accuracy(self, run: Train | None, name: str = "eval") -> float | None:
+    def accuracy(self, run: Train | None, name: str = EVAL) -> float | None:
         """The last accuracy of a training run: 0 if it diverged, None if it has no record."""
         found = self.get(run)
         if found is None:
             return None
-        return 0.0 if found["status"] == DIVERGED else found["final"].get(f"eval/{name}")
+        return 0.0 if found["status"] == DIVERGED else found["final"].get(eval_metric(name))
 
-    def accuracies(self, runs: Iterable[Train | None], name: str = "eval") -> list[float]:
+    def accuracies(self, runs: Iterable[Train | None], name: str = EVAL) -> list[float]:
         """The last accuracies of the runs that have a record."""
         return [x for x in (self.accuracy(run, name) for run in runs) if x is not None]
 
-    def curve(self, run: Train | None, metric: str = "eval/eval") -> list[tuple[int, float]]:
+    def curve(self, run: Train | None, metric: str = EVAL) -> list[tuple[int, float]]:
         """(step, value) of a logged metric; empty if the run has no record."""
         found = self.get(run) or {}
         return [(int(step), float(value)) for step, value in found.get("curves", {}).get(metric, [])]
@@ -67,7 +68,7 @@ class Results:
 
 def of_training(run: Train, record: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> Record:
     """What is kept of a training run: a part of its record, and its learning curves with fewer points."""
-    names = sorted({name for entry in metrics for name in entry if name == "loss" or name.startswith("eval/")})
+    names = sorted({name for entry in metrics for name in entry if name == "loss" or is_eval(name)})
     return {
         "key": run.key,
         "label": run.label,
@@ -97,7 +98,9 @@ def load(folder: Path, preset: str) -> Results:
             content = json.loads(path.read_text(encoding="utf-8"))
             surroundings = content["environments"]
             for record in content["runs"]:
-                found.records[record["key"]] = {**record, "environment": surroundings[record["environment"]]}
+                named = {part: with_current_names(record[part]) for part in ("final", "curves") if record.get(part)}
+                surrounding = surroundings[record["environment"]]
+                found.records[record["key"]] = {**record, **named, "environment": surrounding}
         except (json.JSONDecodeError, KeyError, IndexError, TypeError) as error:
             raise ValueError(f"{path} is damaged ({error}): restore it, or delete it to run its item again") from error
     return found

@@ -49,9 +49,9 @@ def test_the_sentence_says_what_is_seen(shown):
     out, _ = shown
     results = [demo.collect(out / "runs" / name) for name in demo.MECHANISMS]
     for result, accuracy in zip(results, (1.0, 0.2, 0.14, 0.14), strict=True):
-        result.record["final"]["eval/eval"] = accuracy
+        result.record["final"]["eval"] = accuracy
     assert "not for lack of capacity" in sentence(results)
-    results[0].record["final"]["eval/eval"] = 0.5
+    results[0].record["final"]["eval"] = 0.5
     assert "did not come out as expected" in sentence(results)
     assert "vla 0.500" in sentence(results)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from reproduction.protocol import CHANNEL
 from varla.backbone import Backbone, backbone_config
 from varla.layers import LayerState
+from varla.runs.metrics import EVAL
 from varla.training import Run, build_model, checkpoint, from_dict, train
 
 TOKENS = 1000  # the length of the paper's figure
@@ -65,7 +66,7 @@ def trained_model(steps: int, lr: float, seed: int) -> tuple[Backbone, float]:
             raise RuntimeError("training left no checkpoint")
         model = build_model(config)
         checkpoint.load_weights(newest, model)
-    return model, record["final"]["eval/eval"]
+    return model, record["final"][EVAL]
 
 
 @torch.no_grad()

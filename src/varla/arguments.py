@@ -11,8 +11,18 @@ def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
 
 
-def check_number(name: str, value: object, *, above: float | None = None, least: float | None = None) -> None:
-    """Raise unless `value` is a finite real number, and > `above` or >= `least` if these are given."""
+def check_number(
+    name: str,
+    value: object,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    below: float | None = None,
+    or_none: bool = False,
+) -> None:
+    """Raise unless `value` is a finite real number > `above`, >= `least` and < `below`, or None with `or_none`."""
+    if value is None and or_none:
+        return
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
     if not math.isfinite(value):
@@ -21,6 +31,8 @@ def check_number(name: str, value: object, *, above: float | None = None, least:
         raise ValueError(f"{name} must be greater than {above:g}, got {value!r}")
     if least is not None and not value >= least:
         raise ValueError(f"{name} must be at least {least:g}, got {value!r}")
+    if below is not None and not value < below:
+        raise ValueError(f"{name} must be below {below:g}, got {value!r}")
 
 
 def check_count(name: str, value: object, *, least: int = 1, because: str = "", none_means: str | None = None) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import altair as alt
 import torch
 
-from varla.report.curves import DASHES, learning_curves, save
-from varla.report.series import PALETTE
+from varla.report.curves import learning_curves, lines, save
+from varla.runs.metrics import EVAL
 from varla.runs.outcomes import FINISHED
 from varla.training import Run, build_model, build_task, checkpoint, sweep
 
@@ -40,13 +40,25 @@ class Result:
     @property
     def accuracy(self) -> float:
         """Share of queries answered correctly at the end."""
-        return float(self.record["final"]["eval/eval"])
+        return float(self.record["final"][EVAL])
 
     @property
     def tokens_per_second(self) -> float:
         """Training speed: the median of the logged values."""
         found = sorted(entry["tokens/s"] for entry in self.metrics if "tokens/s" in entry)
         return found[len(found) // 2] if found else 0.0
+
+    def row(self) -> dict[str, str]:
+        """The cells of the demo's table, by column."""
+        return {
+            "mechanism": self.mechanism,
+            "accuracy": f"{self.accuracy:.3f}",
+            "chance": f"{self.record['chance']:.3f}",
+            "state bytes": f"{self.record['state bytes']:,}",
+            "parameters": f"{self.record['parameters']:,}",
+            "tokens/s": f"{self.tokens_per_second:,.0f}",
+            "seconds": f"{self.record['seconds']:.0f}",
+        }
 
 
 def base(steps: int, seed: int) -> dict[str, Any]:
@@ -136,31 +148,21 @@ def write(results: Sequence[Result], folder: Path) -> dict[str, Path]:
 def over_positions(results: Sequence[Result], name: str, title: str) -> alt.Chart | None:
     """A chart with one line per mechanism that has this reading; None if none has it."""
     points = [
-        {"mechanism": r.mechanism, "position": i + 1, "value": value}
+        {"run": r.mechanism, "token": i + 1, "value": value}
         for r in results
         for i, value in enumerate(r.readings.get(name, []))
     ]
     if not points:
         return None
     names = [r.mechanism for r in results]  # all of them, so that a mechanism looks the same in every panel
-    chart: alt.Chart = alt.Chart(alt.InlineData(points), title=title).mark_line(point=True)
-    chart = chart.encode(
-        x=alt.X("position:Q", title="token"),
-        y=alt.Y("value:Q", title=name),
-        color=alt.Color("mechanism:N", scale=alt.Scale(domain=names, range=list(PALETTE[: len(names)]))),
-        strokeDash=alt.StrokeDash("mechanism:N", scale=alt.Scale(domain=names, range=list(DASHES[: len(names)]))),
-        tooltip=["mechanism:N", "position:Q", "value:Q"],
-    )
-    sized: alt.Chart = chart.properties(width=560, height=200)
-    return sized
+    chart: alt.Chart = lines(points, names, "token", name).properties(title=title, width=560, height=200)
+    return chart
 
 
 def _page(charts: str, results: Sequence[Result]) -> str:
+    header = "".join(f"<th>{name}</th>" for name in results[0].row())
     rows = "\n".join(
-        f"<tr><td>{html.escape(r.mechanism)}</td><td>{r.accuracy:.3f}</td><td>{r.record['chance']:.3f}</td>"
-        f"<td>{r.record['state bytes']:,}</td><td>{r.record['parameters']:,}</td>"
-        f"<td>{r.tokens_per_second:,.0f}</td></tr>"
-        for r in results
+        "<tr>" + "".join(f"<td>{html.escape(x)}</td>" for x in r.row().values()) + "</tr>" for r in results
     )
     machine = results[0].record["environment"]
     train = results[0].record["config"]["train"]
@@ -175,8 +177,7 @@ td:first-child, th:first-child {{ text-align: left; }} #charts, .wide {{ overflo
 </style></head><body>
 <h1>Four mechanisms learn to recall</h1>
 <p>{html.escape(sentence(results))}</p>
-<div class="wide"><table><tr><th>mechanism</th><th>accuracy</th><th>chance</th><th>state bytes</th><th>parameters</th>
-<th>tokens/s</th></tr>
+<div class="wide"><table><tr>{header}</tr>
 {rows}
 </table></div>
 <p>MQAR, n = 8, preset <code>paper</code>, learning rate {train["lr"]:g} (the paper's 3e-4 is too slow for a demo),

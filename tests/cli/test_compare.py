@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from tests.cli.cases import refused, varla
+from varla.training import Run
 
 
 def row(result, name):
@@ -46,13 +47,34 @@ def test_another_metric(trained, diverged, tmp_path):
     assert all(name in (tmp_path / "loss.svg").read_text() for name in ("first", "second"))
 
 
+def with_old_names(folder, target):
+    """A copy of a run as earlier versions wrote it."""
+    shutil.copytree(folder, target)
+    for name in ("metrics.jsonl", "record.json"):
+        text = (folder / name).read_text()
+        assert '"eval": ' in text
+        (target / name).write_text(text.replace('"eval": ', '"eval/eval": '))
+    return target
+
+
+def test_runs_with_the_old_name_of_an_accuracy_are_read_as_the_others(trained, tmp_path):
+    old = with_old_names(trained, tmp_path / trained.name)
+    assert Run(old).metrics() == Run(trained).metrics()
+    assert Run(old).record() == Run(trained).record()
+    assert varla("compare", old).stdout == varla("compare", trained).stdout
+
+
+def test_the_old_name_of_a_metric_is_understood(trained):
+    assert varla("compare", trained, "--metric", "eval/eval").stdout == varla("compare", trained).stdout
+
+
 def test_curves_are_drawn_below_the_table(trained, diverged, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     lines = varla("compare", trained, diverged[0]).stdout.splitlines()
     plot = lines[lines.index("accuracy (eval)") :]
     assert plot[1].startswith("       1 |")
     assert "  o first" in plot
-    assert "not drawn: second has not logged eval/eval" in plot
+    assert "not drawn: second has not logged eval" in plot
     assert max(map(len, plot)) <= 60
     loss = varla("compare", trained, diverged[0], "--metric", "loss").stdout.splitlines()
     assert {"loss", "  o first", "  x second"} <= {line.rstrip() for line in loss}
@@ -69,7 +91,7 @@ def test_no_plot_leaves_the_table_and_the_file(trained, tmp_path):
 def test_runs_with_nothing_to_draw_are_still_compared(diverged, tmp_path):
     result = varla("compare", diverged[0])
     assert row(result, "second")
-    assert "no plot: no run has logged 'eval/eval' (logged: " in result.stdout
+    assert "no plot: no run has logged 'eval' (logged: " in result.stdout
     assert refused(varla("compare", diverged[0], "--metric", "los"), "no run has logged 'los'")
 
 

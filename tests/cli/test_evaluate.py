@@ -17,7 +17,7 @@ def accuracy(result):
 
 def test_gives_the_accuracy_on_record(trained):
     found = evaluate(trained)
-    assert f"accuracy {Run(trained).record()['final']['eval/eval']:.4f}   chance 0.0079" in accuracy(found)
+    assert f"accuracy {Run(trained).record()['final']['eval']:.4f}   chance 0.0079" in accuracy(found)
     assert "step-00000004" in found.stdout
 
 

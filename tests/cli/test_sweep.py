@@ -78,8 +78,8 @@ def test_live_table_fits_the_terminal(tmp_path, monkeypatch):
     jobs[30].state = "running"
     screen = io.StringIO()
     monkeypatch.setattr(command, "console", lambda: Console(file=screen, force_terminal=True, width=100, height=20))
-    with command.Board() as board:
-        board.show(jobs)
+    with command.progress() as show:
+        show(jobs)
     assert "run30" in screen.getvalue()
     assert "run31" not in screen.getvalue()
     assert "50 runs: 49 waiting, 1 running" in screen.getvalue()

@@ -161,7 +161,7 @@ def test_ctrl_c_saves_and_resume_gives_the_numbers_of_an_unbroken_run(tiny, tmp_
 
 
 def losses(folder):
-    return [(entry["step"], entry["loss"], entry.get("eval/eval")) for entry in Run(folder).metrics()]
+    return [(entry["step"], entry["loss"], entry.get("eval")) for entry in Run(folder).metrics()]
 
 
 def test_config_file_may_leave_out_the_task(tmp_path):

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from tests.lm.cases import settings, write_text
-from varla.lm.checkpoints import check_checkpoint, steps_of
+from varla.lm.checkpoints import check_checkpoint, state_of
 from varla.lm.training import train
 from varla.training import RunError
 
@@ -57,7 +57,7 @@ def test_without_the_damaged_one_it_goes_on_from_the_one_before(run, copy):
     (copy / "checkpoint-6" / "optimizer.pt").write_bytes(b"")
     shutil.rmtree(copy / "checkpoint-6")
     assert train(run[0], copy, resume=True)["steps"] == 6
-    assert steps_of(copy / "checkpoint-6") == 6
+    assert state_of(copy / "checkpoint-6")["global_step"] == 6
 
 
 def test_what_the_run_was_begun_with_is_not_guessed(run, copy):

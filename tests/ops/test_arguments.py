@@ -65,6 +65,9 @@ def test_counts_that_pass():
         (math.inf, {}, ValueError, "x must be finite, got inf"),
         (0, {"above": 0}, ValueError, "x must be greater than 0, got 0"),
         (-1e-9, {"least": 0}, ValueError, "x must be at least 0, got -1e-09"),
+        (1, {"below": 1}, ValueError, "x must be below 1, got 1"),
+        (None, {}, TypeError, "x must be a number, got None"),
+        (0, {"above": 0, "or_none": True}, ValueError, "x must be greater than 0, got 0"),
     ],
 )
 def test_numbers_that_are_refused(value, options, error, message):
@@ -75,3 +78,5 @@ def test_numbers_that_are_refused(value, options, error, message):
 def test_numbers_that_pass():
     check_number("x", 0, least=0)
     check_number("x", 1e-300, above=0)
+    check_number("x", 0.999, least=0, below=1)
+    check_number("x", None, above=0, or_none=True)

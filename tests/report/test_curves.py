@@ -8,8 +8,8 @@ from varla.report.curves import DASHES, SHAPES, learning_curves, save
 from varla.report.series import PALETTE
 
 RUNS = {
-    "vla": [{"step": 1, "loss": 3.0}, {"step": 2, "eval/eval": 0.5}, {"step": 4, "eval/eval": 1.0}],
-    "linear": [{"step": 2, "eval/eval": 0.25}, {"step": 4, "eval/eval": float("nan")}],
+    "vla": [{"step": 1, "loss": 3.0}, {"step": 2, "eval": 0.5}, {"step": 4, "eval": 1.0}],
+    "linear": [{"step": 2, "eval": 0.25}, {"step": 4, "eval": float("nan")}],
 }
 
 
@@ -50,7 +50,7 @@ def test_series_differ_in_colour_shape_and_dash():
 
 
 def test_metric_that_nobody_logged_is_refused():
-    with pytest.raises(ValueError, match=r"no run has logged 'acc' \(logged: eval/eval, loss\)"):
+    with pytest.raises(ValueError, match=r"no run has logged 'acc' \(logged: eval, loss\)"):
         learning_curves(RUNS, "acc")
     with pytest.raises(ValueError, match="nothing yet"):
         learning_curves({"vla": []})

@@ -18,13 +18,13 @@ def rows(*arguments, **options):
 
 
 def test_a_curve_goes_where_its_values_are():
-    inside = rows({"run": RISING}, "eval/eval", width=31, height=21)
+    inside = rows({"run": RISING}, "eval", width=31, height=21)
     assert [line.index("o") for line in inside] == list(range(20, -1, -1))
     assert all(line.count("o") == 1 for line in inside)
 
 
 def test_axes_are_labelled():
-    found = lines({"run": RISING}, "eval/eval", 0.25, width=60)
+    found = lines({"run": RISING}, "eval", 0.25, width=60)
     assert found[0] == "accuracy (eval)"
     assert [line.split("|")[0].strip() for line in found[1:12]] == ["1", *[""] * 4, "0.5", *[""] * 4, "0"]
     assert found[13].split() == ["step", "0", "100"]
@@ -34,18 +34,18 @@ def test_axes_are_labelled():
 
 
 def test_chance_is_a_dotted_line_behind_the_curves():
-    inside = rows({"run": RISING}, "eval/eval", 0.5, width=31, height=11)
+    inside = rows({"run": RISING}, "eval", 0.5, width=31, height=11)
     assert set(inside[5]) == {".", "o"}
     assert not any("." in line for i, line in enumerate(inside) if i != 5)
 
 
 def test_curves_that_coincide_are_both_seen():
     level = [(0, 0.5), (100, 0.5)]
-    (drawn,) = [line for line in rows({"a": level, "b": level}, "eval/eval", width=30) if line.strip()]
+    (drawn,) = [line for line in rows({"a": level, "b": level}, "eval", width=30) if line.strip()]
     assert drawn == "ox" * 10
 
 
-@pytest.mark.parametrize("metric", ["loss", "eval/eval"])
+@pytest.mark.parametrize("metric", ["loss", "eval"])
 def test_one_point(metric):
     found = lines({"run": [(7, 0.3)]}, metric)
     assert sum(line.count("o") for line in found if "|" in line) == 1
@@ -53,12 +53,12 @@ def test_one_point(metric):
 
 
 def test_a_run_that_ended_early_ends_early():
-    inside = rows({"whole": RISING, "cut": [(0, 0.0), (50, 0.0)]}, "eval/eval", width=31)
+    inside = rows({"whole": RISING, "cut": [(0, 0.0), (50, 0.0)]}, "eval", width=31)
     assert inside[-1].rindex("x") == 10
 
 
 def test_every_run_has_its_own_marker_and_a_colour_that_is_seen_on_dark_and_light():
-    found = text_curves({f"run {i}": [(i, 0.5)] for i in range(len(MARKERS))}, "eval/eval")
+    found = text_curves({f"run {i}": [(i, 0.5)] for i in range(len(MARKERS))}, "eval")
     assert len(set(MARKERS)) == len(MARKERS) >= 2 * len(PALETTE)
     assert not set(MARKERS) & set(".|-+ ") - {"+"}
     assert "#000000" not in {str(span.style) for span in found.spans}
@@ -66,7 +66,7 @@ def test_every_run_has_its_own_marker_and_a_colour_that_is_seen_on_dark_and_ligh
 
 
 def test_more_runs_than_markers_are_counted():
-    found = lines({f"run {i}": [(0, 0.5), (1, i / 50)] for i in range(50)}, "eval/eval")
+    found = lines({f"run {i}": [(0, 0.5), (1, i / 50)] for i in range(50)}, "eval")
     assert sum(line.startswith("  ") and " run " in line for line in found) == len(MARKERS)
     assert f"not drawn: {50 - len(MARKERS)} more runs" in found[-1]
 
@@ -74,10 +74,10 @@ def test_more_runs_than_markers_are_counted():
 @pytest.mark.parametrize("width", [20, 40, 80, 120])
 def test_it_keeps_to_the_width_and_labels_keep_their_ends(width):
     long = {f"runs/{'x' * 200}/seed{i}": RISING for i in range(2)}
-    found = lines(long, "eval/eval", width=width)
+    found = lines(long, "eval", width=width)
     assert max(map(len, found)) <= width
     assert [line[-5:] for line in found if "..." in line] == ["seed0", "seed1"]
 
 
 def test_a_terminal_too_narrow_for_it_gets_the_least():
-    assert max(map(len, lines({"run": RISING}, "eval/eval", width=3))) == 20
+    assert max(map(len, lines({"run": RISING}, "eval", width=3))) == 20

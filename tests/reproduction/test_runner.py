@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from reproduction.records import Results
 from reproduction.runs import FULL, PRESETS, QUICK, Measure, Train
 from reproduction.verdicts import NOT_RUN, VERDICTS
 
+ROOT = Path(__file__).parents[2]
 CALLS = []
 TINY = {
     "task": {"name": "mqar", "n": 2, "vocab_size": 16},
@@ -137,8 +139,8 @@ def test_training_runs_leave_small_records_and_repeat_to_the_same_numbers(tmp_pa
     same = [{key: each[key] for key in ("final", "curves", "train", "parameters")} for each in found]
     assert same[0] == same[1]
     assert found[0]["status"] == "finished"
-    assert [step for step, _ in found[0]["curves"]["eval/eval"]] == [3, 6]
-    assert 0 <= found[0]["final"]["eval/eval"] <= 1
+    assert [step for step, _ in found[0]["curves"]["eval"]] == [3, 6]
+    assert 0 <= found[0]["final"]["eval"] <= 1
     assert (tmp_path / "one/reports/quick/small.json").stat().st_size < 4000
     assert Train(found[0]["train"]).key == run.key  # the record is enough to make the run again
 
@@ -161,10 +163,21 @@ def test_numbers_that_are_not_finite_become_text():
     assert json.loads(json.dumps(records.rounded({"x": [float("nan"), 1 / 3]}))) == {"x": ["nan", 0.333333]}
 
 
+def test_records_with_the_old_name_of_an_accuracy_are_read_under_the_new_one():
+    path = ROOT / "reports/quick/copy.json"
+    kept = {record["key"]: record for record in json.loads(path.read_text())["runs"]}
+    assert all("eval/eval" in record["final"] for record in kept.values())
+    read = records.load(ROOT / "reports", "quick")
+    for key, record in kept.items():
+        assert read.records[key]["final"] == {"eval": record["final"]["eval/eval"]}
+        assert read.records[key]["curves"]["eval"] == record["curves"]["eval/eval"]
+        assert read.records[key]["curves"].keys() == {"eval", "loss"}
+
+
 def accuracies(*values):
     runs = [Train({"seed": i}) for i in range(len(values))]
     found = {
-        run.key: {"key": run.key, "status": "finished", "final": {"eval/eval": x}}
+        run.key: {"key": run.key, "status": "finished", "final": {"eval": x}}
         for run, x in zip(runs, values, strict=True)
     }
     return Results(found), lambda preset: runs

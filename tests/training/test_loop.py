@@ -62,8 +62,8 @@ def test_a_run_leaves_its_folder_in_order(tmp_path):
     assert record["parameters"] == sum(p.numel() for p in build_model(tiny()).parameters())
     entries = run.metrics()
     assert [e["step"] for e in entries] == list(range(1, 31))
-    assert [e["step"] for e in entries if "eval/eval" in e] == [10, 20, 30]
-    assert record["final"] == {"eval/eval": entries[-1]["eval/eval"]}
+    assert [e["step"] for e in entries if "eval" in e] == [10, 20, 30]
+    assert record["final"] == {"eval": entries[-1]["eval"]}
     assert [p.name for p in checkpoint.all_in(run.checkpoints)] == ["step-00000028", "step-00000030"]
     assert any((run.folder / "tensorboard").iterdir())
     model = build_model(tiny())
@@ -284,4 +284,4 @@ def test_it_really_learns(tmp_path):
         "model.d_model=32", "train.eval_batches=8", "train.eval_batch_size=32", "train.checkpoint_every=600",
     )  # fmt: skip
     record = train(config, tmp_path / "run", device="cpu")
-    assert record["final"]["eval/eval"] > 0.9, time.monotonic() - started
+    assert record["final"]["eval"] > 0.9, time.monotonic() - started

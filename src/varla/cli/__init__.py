@@ -1,4 +1,4 @@
-"""The command `varla`. One module a command, each with a `register` that `varla.cli.main` calls."""
+"""The command `varla`. One module a command; `varla.cli.main` lists them."""
 
 
 def app() -> None:

@@ -1,26 +1,23 @@
 """`varla compare`: runs side by side, from their records, and their learning curves."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from varla.cli.output import accuracies, console, draw, say, share, show, table
+from varla.cli.output import accuracies, console, draw, say, share, show, table, whole
+from varla.runs.metrics import EVAL, current, eval_metric, is_eval, newest
 from varla.runs.outcomes import FINISHED
 
 if TYPE_CHECKING:
     from varla.training import Run
 
-EXAMPLES = """Example: varla compare runs/first runs/second
-
-Example: varla compare runs/sweep/* --plot curves.html"""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=EXAMPLES)(compare)
+# Columns before and after those of the evaluations.
+BEFORE = ("mechanism", "task", "seed", "steps")
+AFTER = ("chance", "parameters", "state bytes", "tokens/s", "status")
+WORDS = ("mechanism", "task", "status")  # the other columns hold numbers
 
 
 def compare(
@@ -30,7 +27,7 @@ def compare(
     ] = None,
     no_plot: Annotated[bool, typer.Option("--no-plot", help="No curves below the table.")] = False,
     metric: Annotated[
-        str | None, typer.Option(help="What to draw: loss, eval/eval, ... Default: the first evaluation logged.")
+        str | None, typer.Option(help="What to draw: loss, eval, ... Default: the first evaluation logged.")
     ] = None,
 ) -> None:
     """Compare runs in a table and a plot of their learning curves."""
@@ -39,19 +36,17 @@ def compare(
     from varla.training import Run
 
     labels = label(runs)
-    rows = [summarise(Run(folder)) for folder in runs]
-    names = list(dict.fromkeys(name for row in rows for name in row["accuracies"]))
-    numbers = ("seed", "steps", *names, "chance", "parameters", "state bytes", "tokens/s")
-    headers = ("run", "mechanism", "task", *numbers, "status")
-    show(
-        table(headers, [(each, *cells(row, names)) for each, row in zip(labels, rows, strict=True)], right=numbers),
-    )
+    metrics = {name: Run(folder).metrics() for name, folder in zip(labels, runs, strict=True)}
+    rows = [summarise(Run(folder), metrics[name]) for name, folder in zip(labels, runs, strict=True)]
+    names = list(dict.fromkeys(name for row in rows for name in row if name not in (*BEFORE, *AFTER)))
+    headers = (*BEFORE, *names, *AFTER)
+    cells = [[name, *(row.get(header, "") for header in headers)] for name, row in zip(labels, rows, strict=True)]
+    show(table(("run", *headers), cells, right=[each for each in headers if each not in WORDS]))
     if no_plot and plot is None:
         return
-    chances = {row["chance"] for row in rows}
-    drawn = metric or (f"eval/{names[0]}" if names else "eval/eval")
-    common = chances.pop() if len(chances) == 1 and drawn.startswith("eval/") else None
-    metrics = {each: row["metrics"] for each, row in zip(labels, rows, strict=True)}
+    chances = {Run(folder).record().get("chance") for folder in runs}
+    drawn = current(metric) if metric else eval_metric(names[0] if names else EVAL)
+    common = chances.pop() if len(chances) == 1 and is_eval(drawn) else None
     try:
         found = series(metrics, drawn)
     except ValueError as error:
@@ -79,45 +74,21 @@ def label(folders: Sequence[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
 
 
-def summarise(run: "Run") -> dict[str, Any]:
-    """What the table shows of a run. The metrics are newer than the record while it runs, and after a kill."""
-    config, record, metrics = run.config(), run.record(), run.metrics()
-    latest: dict[str, Any] = {}
-    for entry in metrics:
-        latest.update(entry)
+def summarise(run: "Run", metrics: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """A run's cells by column. The metrics are newer than the record while it runs, and after a kill."""
+    config, record, latest = run.config(), run.record(), newest(metrics)
     speeds = [entry["tokens/s"] for entry in metrics if "tokens/s" in entry]
     task = dict(config.task)
     name = task.pop("name", "")
     return {
         "mechanism": config.mechanism,
         "task": " ".join([str(name), *(f"{key}={value}" for key, value in task.items())]),
-        "seed": config.seed,
-        "steps": record.get("steps") if record.get("status") == FINISHED else latest.get("step", 0),
-        "accuracies": accuracies(latest),
-        "chance": record.get("chance"),
-        "parameters": record.get("parameters"),
-        "state bytes": record.get("state bytes"),
-        "tokens/s": statistics.median(speeds) if speeds else None,
+        "seed": str(config.seed),
+        "steps": whole(record.get("steps") if record.get("status") == FINISHED else latest.get("step", 0)),
+        **{name: share(value) for name, value in accuracies(latest).items()},
+        "chance": share(record.get("chance")),
+        "parameters": whole(record.get("parameters")),
+        "state bytes": whole(record.get("state bytes")),
+        "tokens/s": whole(statistics.median(speeds) if speeds else None),
         "status": record.get("status", "no record"),
-        "metrics": metrics,
     }
-
-
-def cells(row: dict[str, Any], names: Sequence[str]) -> list[str]:
-    """The row as text, in the order of the columns."""
-
-    def whole(key: str) -> str:
-        return "" if row[key] is None else f"{row[key]:,.0f}"
-
-    return [
-        row["mechanism"],
-        row["task"],
-        str(row["seed"]),
-        whole("steps"),
-        *(share(row["accuracies"].get(name)) for name in names),
-        share(row["chance"]),
-        whole("parameters"),
-        whole("state bytes"),
-        whole("tokens/s"),
-        row["status"],
-    ]

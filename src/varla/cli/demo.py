@@ -8,11 +8,6 @@ import typer
 from varla.cli.output import say, show, table
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog="Example: varla demo --out runs/demo")(demo)
-
-
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the runs, the picture and the page.")] = Path("runs/demo"),
     steps: Annotated[int, typer.Option(min=1, help="Training steps of each mechanism.")] = 1000,
@@ -25,22 +20,12 @@ def demo(
     say("Four mechanisms learn multi-query associative recall (8 pairs), preset 'paper', on the CPU.")
     say("Learning rate 1e-3: the paper's 3e-4 needs more steps than a demo has.")
     say("Training takes a few minutes on two cores.")
-    with progress(parts=10) as view:
-        results = recall.run(out, steps=steps, seed=seed, watch=view.show)
+    with progress(parts=10) as watch:
+        results = recall.run(out, steps=steps, seed=seed, watch=watch)
     say("drawing the picture and the page")
     written = recall.write(results, out)
-    rows = [
-        (
-            r.mechanism,
-            f"{r.accuracy:.3f}",
-            f"{r.record['chance']:.3f}",
-            f"{r.record['state bytes']:,}",
-            f"{r.tokens_per_second:,.0f}",
-            f"{r.record['seconds']:.0f}",
-        )
-        for r in results
-    ]
-    headers = ("mechanism", "accuracy", "chance", "state bytes", "tokens/s", "seconds")
+    headers = list(results[0].row())
+    rows = [list(each.row().values()) for each in results]
     show(table(headers, rows, right=headers[1:], title=f"after {steps} steps"))
     say(recall.sentence(results))
     say(f"picture  {written['curves']}")

@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from varla.cli.output import complain
-from varla.runs.outcomes import DIVERGED, EXIT_CODES, EXIT_USAGE, INTERRUPTED, Diverged, Interrupted
+from varla.runs.outcomes import EXIT_CODES, EXIT_USAGE, INTERRUPTED, Diverged, Interrupted
 
 
 class Commands(TyperGroup):
@@ -38,8 +38,6 @@ def explain(error: Exception) -> tuple[str, int] | None:
         return f"{where}{error.strerror or error}", EXIT_USAGE
     if isinstance(error, ImportError) and not (error.name or "").startswith("varla"):
         return f"this command needs a package that is not installed: {error}", EXIT_USAGE
-    if isinstance(error, RuntimeError):
-        outcomes: dict[type[RuntimeError], str] = {Diverged: DIVERGED, Interrupted: INTERRUPTED}
-        found = outcomes.get(type(error))
-        return None if found is None else (str(error), EXIT_CODES[found])
+    if isinstance(error, (Diverged, Interrupted)):
+        return str(error), EXIT_CODES[error.status]
     return None

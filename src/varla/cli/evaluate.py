@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from varla.cli.options import Device, Settings, check_device
+from varla.cli.options import Device, Settings, choose_device
 from varla.cli.output import say
 from varla.cli.train import report
 
@@ -15,11 +15,6 @@ if TYPE_CHECKING:
     from varla.training import RunConfig
 
 CHANGEABLE = ("train.eval_batches", "train.eval_batch_size", "seed")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("eval", epilog="Example: varla eval runs/first --set task.n=4")(evaluate)
 
 
 def evaluate(
@@ -33,7 +28,7 @@ def evaluate(
     from varla import training
     from varla.training import checkpoint
 
-    chosen = torch.device(check_device(device) or ("cuda" if torch.cuda.is_available() else "cpu"))
+    chosen = torch.device(choose_device(device))
     config = training.Run(run).config()
     changed = change(config, settings or ())
     found = checkpoint.latest(training.Run(run).checkpoints)

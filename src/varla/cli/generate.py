@@ -8,24 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from varla.cli.options import Device, Model, check_device
+from varla.cli.options import Device, Model, choose_device
 
 if TYPE_CHECKING:
     from varla.models import VarlaForCausalLM
 
-EXAMPLES = """Example: varla generate runs/book/model --prompt "It was a dark and" --temperature 0.8
-
-Example: varla generate runs/book/model --prompt-file chapter.txt --save-state chapter.state
-
-Example: varla generate runs/book/model --state chapter.state --tokens 500
-
-Example: cat chapter.txt | varla generate runs/book/model -"""
 STDIN = "-"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=EXAMPLES)(generate)
 
 
 def generate(
@@ -82,16 +70,14 @@ def generate(
 
 def load(folder: Path, device: str | None) -> "tuple[VarlaForCausalLM, Any]":
     """(model, tokenizer) on the device asked for, or on a GPU where there is one."""
-    check_device(device)
+    chosen = choose_device(device)
     from transformers.utils import logging
 
     from varla.lm.folder import load_folder
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # what it would warn of is an error of ours
-    import torch
-
-    return load_folder(folder, device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return load_folder(folder, chosen)
 
 
 def _check_sources(source: str | None, prompt: str | None, prompt_file: Path | None, state: Path | None) -> None:
@@ -114,7 +100,7 @@ def _prompt(source: str | None, prompt: str | None, file: Path | None) -> Iterat
     if prompt is not None:
         yield iter([prompt])
     elif source == STDIN or file == Path(STDIN):
-        yield read_utf8(_standard_input(), "standard input")
+        yield read_utf8(sys.stdin.buffer, "standard input")
     elif file is not None:
         with open_text(file) as opened:
             yield read_utf8(opened, str(file))
@@ -130,7 +116,3 @@ def open_text(path: Path) -> BinaryIO:
         return path.open("rb")
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-def _standard_input() -> BinaryIO:
-    return sys.stdin.buffer

@@ -9,11 +9,6 @@ from varla.cli.options import Model, check_device
 from varla.cli.output import show, table
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog="Example: varla harness runs/book/model --task lambada_openai --limit 100")(harness)
-
-
 def harness(
     model: Model,
     task: Annotated[list[str], typer.Option(help="A task of the harness. May be repeated.", metavar="NAME")],

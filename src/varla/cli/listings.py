@@ -16,14 +16,6 @@ Example: varla tasks show noisy-recall --n 2 --set fillers=4"""
 tasks_group = typer.Typer()
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command(epilog="Example: varla info")(info)
-    app.command(epilog="Example: varla mechanisms")(mechanisms)
-    app.command(epilog="Example: varla models --context 1000000")(models)
-    app.add_typer(tasks_group, name="tasks")
-
-
 def info() -> None:
     """Show versions, devices and backends, and why a backend is missing."""
     import varla

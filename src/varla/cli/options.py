@@ -16,6 +16,9 @@ Config = Annotated[
     Path | None, typer.Argument(help="Settings as YAML. Missing ones have their defaults.", metavar="CONFIG")
 ]
 Model = Annotated[Path, typer.Argument(help="Folder of a model, with its tokenizer.", metavar="MODEL")]
+Resume = Annotated[
+    Path | None, typer.Option(help="Resume the run in this folder from its newest checkpoint.", metavar="FOLDER")
+]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda. Default: a GPU if there is one.", metavar="cpu|cuda")]
 
 
@@ -30,6 +33,13 @@ def check_device(name: str | None) -> str | None:
         if not torch.cuda.is_available():
             raise ValueError("--device cuda: PyTorch finds no CUDA device here")
     return name
+
+
+def choose_device(name: str | None) -> str:
+    """The device that was asked for, or a GPU if there is one."""
+    import torch
+
+    return check_device(name) or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def check_resume(resume: Path | None, config: Path | None, settings: list[str] | None, out: Path | None) -> None:

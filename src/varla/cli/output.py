@@ -7,6 +7,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from varla.runs.metrics import eval_name, is_eval
+
 # Wide enough for every table: what reads a pipe does not want its columns folded.
 _PIPE_WIDTH = 240
 
@@ -61,10 +63,13 @@ def share(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}"
 
 
+def whole(value: float | None) -> str:
+    """A number without decimals."""
+    return "" if value is None else f"{value:,.0f}"
+
+
 def accuracies(found: Mapping[str, object]) -> dict[str, float]:
     """The evaluations among logged values, by the name of what was evaluated on."""
     return {
-        key.removeprefix("eval/"): float(value)
-        for key, value in found.items()
-        if key.startswith("eval/") and isinstance(value, (int, float))
+        eval_name(key): float(value) for key, value in found.items() if is_eval(key) and isinstance(value, (int, float))
     }

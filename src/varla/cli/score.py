@@ -15,11 +15,6 @@ ALL = "all"
 DEFAULT = ("512", "2048", ALL)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog="Example: varla score runs/book/model other.txt --context 512 --context all")(score)
-
-
 def score(
     model: Model,
     file: Annotated[Path, typer.Argument(help="File of text, of any length.", metavar="FILE")],

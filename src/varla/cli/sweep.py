@@ -1,6 +1,7 @@
 """`varla sweep`: every combination of a grid, in parallel, as `varla.training.sweep` works it off."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,11 +15,6 @@ from varla.runs.outcomes import EXIT_CODES, FAILED, RUNNING, WAITING
 
 if TYPE_CHECKING:
     from varla.training.sweep import Job
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog="Example: varla sweep grid.yaml --out runs/sweep --jobs 4")(sweep)
 
 
 def sweep(
@@ -39,8 +35,8 @@ def sweep(
     found = sweeps.expand(*sweeps.read(grid), folder)
     sweeps.plan(found)
     say(f"sweep    {folder}: {counts(found)}")
-    with progress() as view:
-        sweeps.run(found, workers=jobs, device=device, watch=view.show)
+    with progress() as watch:
+        sweeps.run(found, workers=jobs, device=device, watch=watch)
     show(board(found, f"{folder}: {counts(found)}"))
     failed = [job for job in found if job.state == FAILED]
     for job in failed:
@@ -49,25 +45,23 @@ def sweep(
         raise typer.Exit(EXIT_CODES[FAILED])
 
 
-def progress(parts: int = 4) -> "Board | Lines":
-    """How runs are watched: a table in a terminal; elsewhere a line after each of so many parts of a run."""
-    return Board() if console().is_terminal else Lines(parts)
+@contextmanager
+def progress(parts: int = 4) -> Iterator[Callable[[Sequence["Job"]], None]]:
+    """A function that shows the jobs: as a live table in a terminal; elsewhere a line after each of so many parts."""
+    if not console().is_terminal:
+        yield Lines(parts).show
+        return
+    with Live(console=console(), auto_refresh=False, transient=True) as live:
+        yield lambda jobs: live.update(fitting_board(jobs, live.console.height), refresh=True)
 
 
 class Lines:
-    """For logs and pipes: a line when a run's state changes, and after every quarter of its steps."""
+    """For logs and pipes: a line when a run's state changes, and after each of `parts` equal parts of its steps."""
 
-    def __init__(self, parts: int = 4) -> None:
-        """A line after each of `parts` equal parts of a run."""
+    def __init__(self, parts: int) -> None:
+        """Nothing is shown yet."""
         self.parts = parts
         self.seen: dict[str, tuple[str, int]] = {}
-
-    def __enter__(self) -> "Lines":
-        """Nothing to prepare."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing to put away."""
 
     def show(self, jobs: Sequence["Job"]) -> None:
         """Print what is new."""
@@ -82,27 +76,11 @@ class Lines:
             self.seen[job.name] = now
 
 
-class Board:
-    """For terminals: one table that is drawn anew."""
-
-    def __init__(self) -> None:
-        """The table appears with the first jobs."""
-        self.live = Live(console=console(), auto_refresh=False, transient=True)
-
-    def __enter__(self) -> "Board":
-        """Take over the lower part of the terminal."""
-        self.live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Give it back."""
-        self.live.stop()
-
-    def show(self, jobs: Sequence["Job"]) -> None:
-        """Draw the table: all runs, or where they do not fit, those that run or failed."""
-        room = max(1, self.live.console.height - 6)
-        shown = list(jobs) if len(jobs) <= room else [job for job in jobs if job.state in (RUNNING, FAILED)]
-        self.live.update(board(shown[:room], counts(jobs)), refresh=True)
+def fitting_board(jobs: Sequence["Job"], height: int) -> Table:
+    """All jobs as a table; if they are more than fit, those that run or failed."""
+    room = max(1, height - 6)
+    shown = list(jobs) if len(jobs) <= room else [job for job in jobs if job.state in (RUNNING, FAILED)]
+    return board(shown[:room], counts(jobs))
 
 
 def counts(jobs: Sequence["Job"]) -> str:

@@ -6,22 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from varla.cli.options import Config, Device, Settings, check_device, check_resume, speaks
+from varla.cli.options import Config, Device, Resume, Settings, check_device, check_resume, speaks
 from varla.cli.output import accuracies, say, share
 
 if TYPE_CHECKING:
     from varla.training import RunConfig
-
-EXAMPLES = """Example: varla train --set mechanism=deltanet --set task.n=16
-
-Example: varla train config.yaml --out runs/first
-
-Example: varla train --resume runs/first"""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(epilog=EXAMPLES)(train)
 
 
 def train(
@@ -30,7 +19,7 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run. Default: runs/MECHANISM-TASK-SIZE-SEED.", metavar="FOLDER")
     ] = None,
-    resume: Annotated[Path | None, typer.Option(help="Resume the run in this folder.", metavar="FOLDER")] = None,
+    resume: Resume = None,
     device: Device = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")] = False,
 ) -> None:

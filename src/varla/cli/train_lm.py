@@ -5,44 +5,27 @@ from typing import Annotated
 
 import typer
 
-from varla.cli.options import Config, Settings, check_resume, speaks
+from varla.cli.options import Config, Resume, Settings, check_resume, speaks
 from varla.cli.output import say, show, table
-
-EXAMPLES = """Example: varla train-lm --set data.train=book.txt --set model.preset=5m --out runs/book
-
-Example: varla train-lm config.yaml --out runs/first
-
-Example: varla train-lm --resume runs/first
-
-Example: torchrun --nproc-per-node 2 -m varla train-lm config.yaml --out runs/first"""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("train-lm", epilog=EXAMPLES)(train_lm)
 
 
 def train_lm(
     config: Config = None,
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run.", metavar="FOLDER")] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(help="Resume the run in this folder from its newest checkpoint.", metavar="FOLDER"),
-    ] = None,
+    resume: Resume = None,
 ) -> None:
     """Train a language model on text. Checkpoints, the model and a record go to the run's folder."""
     from varla.lm.settings import from_dict
     from varla.runs.settings import load, override
 
     check_resume(resume, config, settings, out)
-    if resume is None and out is None:
+    folder = resume or out
+    if folder is None:
         raise ValueError("--out is needed: the folder that the model goes to")
     chosen = None if resume else from_dict(override(load(config) if config else {}, settings or ()))
     from varla.lm.training import read_settings, train
 
-    folder = resume or out
-    assert folder is not None  # one of them was given
     record = train(chosen or read_settings(folder), folder, resume=resume is not None)
     if not speaks():
         return

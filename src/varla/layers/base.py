@@ -57,8 +57,7 @@ class Layer(nn.Module, ABC):
         check_flag("bias", bias)
         check_flag("output_gate", output_gate)
         check_choice("output_norm", output_norm, NORMS)
-        if norm_eps is not None:
-            check_number("norm_eps", norm_eps, above=0)
+        check_number("norm_eps", norm_eps, above=0, or_none=True)
         if head_dim is None and d_model % n_heads:
             raise ValueError(f"n_heads must divide d_model = {d_model} unless head_dim is given, got {n_heads}")
         self.d_model, self.n_heads = d_model, n_heads

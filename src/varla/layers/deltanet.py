@@ -26,5 +26,4 @@ class DeltaNet(Layer):
     ) -> tuple[Tensor, DeltaRuleState]:
         """See Layer."""
         beta = self.beta(x).sigmoid()
-        o, state = delta_rule(silu(q), silu(k), v, beta, initial_state=memory, return_state=True, cu_seqlens=cu_seqlens)
-        return o, state
+        return delta_rule(silu(q), silu(k), v, beta, initial_state=memory, return_state=True, cu_seqlens=cu_seqlens)

@@ -38,8 +38,7 @@ class PaperDeltaNet(Layer):
     ) -> tuple[Tensor, DeltaRuleState]:
         """See Layer."""
         gate = self.gate(x)
-        o, state = decayed_delta_rule(
+        return decayed_delta_rule(
             feature(q, "elu1"), k, v, logsigmoid(gate.reshape(v.shape) if self.per_channel else gate),
             initial_state=memory, return_state=True, cu_seqlens=cu_seqlens,
         )  # fmt: skip
-        return o, state

@@ -19,5 +19,4 @@ class LinearAttention(Layer):
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, memory: Any, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, LinearAttentionState]:
         """See Layer."""
-        o, state = linear_attention(q, k, v, initial_state=memory, return_state=True, cu_seqlens=cu_seqlens)
-        return o, state
+        return linear_attention(q, k, v, initial_state=memory, return_state=True, cu_seqlens=cu_seqlens)

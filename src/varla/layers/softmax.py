@@ -115,10 +115,9 @@ class SoftmaxAttention(Layer):
     def __init__(self, d_model: int, n_heads: int, *, rotary: float | None = None, **shared: Any):
         """Options: `rotary`, and those that all mechanisms share."""
         super().__init__(d_model, n_heads, **shared)
-        if rotary is not None:
-            check_number("rotary", rotary, above=0)
-            if self.head_dim % 2:
-                raise ValueError(f"rotary turns pairs of dimensions: head_dim must be even, got {self.head_dim}")
+        check_number("rotary", rotary, above=0, or_none=True)
+        if rotary is not None and self.head_dim % 2:
+            raise ValueError(f"rotary turns pairs of dimensions: head_dim must be even, got {self.head_dim}")
         self.rotary = rotary
 
     def mix(

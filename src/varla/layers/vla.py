@@ -44,8 +44,7 @@ class VLA(Layer):
         if k.shape[1] == 1 and cu_seqlens is None and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
             o, state = vla_step(q[:, 0], k[:, 0], v[:, 0], u[:, 0], memory, **self.options)  # on a GPU, one kernel
             return o[:, None], state
-        o, state = vla(q, k, v, u, initial_state=memory, return_state=True, cu_seqlens=cu_seqlens, **self.options)
-        return o, state
+        return vla(q, k, v, u, initial_state=memory, return_state=True, cu_seqlens=cu_seqlens, **self.options)
 
     def readings(self, memory: State, k: Tensor) -> dict[str, Tensor]:
         """Norms of S and A, and k . a between key and write direction (1 where they agree)."""

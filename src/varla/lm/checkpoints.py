@@ -17,15 +17,10 @@ def state_of(checkpoint: str | Path) -> dict[str, Any]:
     file = Path(checkpoint) / "trainer_state.json"
     try:
         found = dict(json.loads(file.read_text()))
-        int(found["global_step"])
+        found["global_step"] = int(found["global_step"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise _damaged(checkpoint, file.name) from error
     return found
-
-
-def steps_of(checkpoint: str | Path) -> int:
-    """The number of steps before a checkpoint."""
-    return int(state_of(checkpoint)["global_step"])
 
 
 def check_checkpoint(checkpoint: str | Path, *, optimizer: bool = True) -> None:

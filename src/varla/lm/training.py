@@ -17,7 +17,7 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
-from varla.lm.checkpoints import check_checkpoint, state_of, steps_of
+from varla.lm.checkpoints import check_checkpoint, state_of
 from varla.lm.folder import load_model
 from varla.lm.packing import Rows, collate
 from varla.lm.scoring import scores
@@ -74,7 +74,7 @@ def train(settings: LMSettings, folder: str | Path, *, resume: bool = False) -> 
         last = get_last_checkpoint(str(folder)) if resume else None
         if last is not None:
             check_checkpoint(last, optimizer=not (arguments.save_only_model or arguments.deepspeed))
-        trained = last is not None and steps_of(last) >= arguments.max_steps > 0
+        trained = last is not None and state_of(last)["global_step"] >= arguments.max_steps > 0
         if trained:  # it was cut short afterwards, and the Trainer would take one step more
             model = VarlaForCausalLM.from_pretrained(last)
         with _released(folder, main and not resume):

@@ -109,18 +109,15 @@ class VarlaConfig(PreTrainedConfig):  # type: ignore[misc]
 
     def check(self) -> None:
         """Raise a ValueError or TypeError that names the first wrong setting. Models call it again."""
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
+        sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+        for name in (*sizes, "max_position_embeddings"):
             check_count(name, getattr(self, name))
-        check_count("max_position_embeddings", self.max_position_embeddings)
         check_count("head_dim", self.head_dim, none_means="hidden_size / num_attention_heads")
         check_count("short_conv", self.short_conv, none_means="no convolution")
-        for name in ("rms_norm_eps", "output_norm_eps"):
+        for name in ("rms_norm_eps", "output_norm_eps", "initializer_range"):
             check_number(name, getattr(self, name), above=0)
-        check_number("initializer_range", self.initializer_range, above=0)
-        if self.embedding_multiplier is not None:
-            check_number("embedding_multiplier", self.embedding_multiplier, above=0)
-        if self.rope_theta is not None:
-            check_number("rope_theta", self.rope_theta, above=0)
+        for name in ("embedding_multiplier", "rope_theta"):
+            check_number(name, getattr(self, name), above=0, or_none=True)
         for name in ("output_gate", "tie_word_embeddings", "use_cache"):
             check_flag(name, getattr(self, name))
         self._check_token_ids()

@@ -1,7 +1,8 @@
 """The states of the mechanisms: tensors of constant size, batch first, that can be moved, detached and saved."""
 
 import os
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -18,11 +19,46 @@ _FILE_VERSION = "1"
 
 DIMENSIONS = {"S": "B H Dv D", "A": "B H D D", "z": "B H D", "t": "B"}
 
+Kind = TypeVar("Kind", bound="Container")
 StateT = TypeVar("StateT", bound="State")
 
 
+class Container(ABC):
+    """Named tensors that are copied, detached and moved together."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name."""
+
+    @abstractmethod
+    def map(self: Kind, function: Callable[[Tensor], Tensor]) -> Kind:
+        """A container of the same kind with the function applied to every tensor."""
+
+    def to(self: Kind, device: torch.device | str) -> Kind:
+        """The same on another device. There is no dtype argument: the operator determines the precision."""
+        return self.map(lambda x: x.to(device))
+
+    def detach(self: Kind) -> Kind:
+        """The same tensors, detached from the autograd graph (for truncated back-propagation through time)."""
+        return self.map(Tensor.detach)
+
+    def clone(self: Kind) -> Kind:
+        """A copy that shares no memory with this one."""
+        return self.map(Tensor.clone)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors together."""
+        return sum(x.nbytes for x in self.tensors().values())
+
+    def __repr__(self) -> str:
+        """Types and shapes, a line for each tensor."""
+        lines = [f"  {name}: {dtype_of(x)} {shape_of(x)}" for name, x in self.tensors().items()]
+        return "\n".join([f"{type(self).__name__} of {self.nbytes:,} bytes", *lines])
+
+
 @dataclass(eq=False, repr=False)
-class State:
+class State(Container):
     """Base class of the states. `LAYOUT` maps the name of each tensor to its dimensions.
 
     A subclass declares its tensors as fields. LAYOUT follows from DIMENSIONS unless the subclass defines its own.
@@ -70,22 +106,9 @@ class State:
         """The state's tensors by name, in the order of its fields."""
         return {name: getattr(self, name) for name in self.LAYOUT}
 
-    def to(self: StateT, device: torch.device | str) -> StateT:
-        """The state on another device. There is no dtype argument: the operator determines the precision."""
-        return self.of(x.to(device) for x in self.tensors().values())
-
-    def detach(self: StateT) -> StateT:
-        """The same tensors, detached from the autograd graph (for truncated back-propagation through time)."""
-        return self.of(x.detach() for x in self.tensors().values())
-
-    def clone(self: StateT) -> StateT:
-        """A copy that shares no memory with this state."""
-        return self.of(x.clone() for x in self.tensors().values())
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors together. The number does not grow with the tokens seen."""
-        return sum(x.numel() * x.element_size() for x in self.tensors().values())
+    def map(self: StateT, function: Callable[[Tensor], Tensor]) -> StateT:
+        """A state with the function applied to every tensor."""
+        return self.of(function(x) for x in self.tensors().values())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state to a safetensors file, atomically: a crash leaves no partial file."""

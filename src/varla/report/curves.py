@@ -7,20 +7,22 @@ from typing import Any
 import altair as alt
 
 from varla.report.series import PALETTE, axis_title, is_accuracy, series
+from varla.runs.metrics import EVAL
 
 # With seven shapes, five dashes and eight colours, the first 280 series all look different.
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
 DASHES = ((1, 0), (6, 3), (2, 2), (8, 3, 2, 3), (12, 4))
-FORMATS = (".html", ".png", ".svg")
+FORMATS: dict[str, dict[str, Any]] = {".html": {"inline": True}, ".png": {"ppi": 144}, ".svg": {}}
 
 
 def learning_curves(
-    runs: Mapping[str, Sequence[Mapping[str, Any]]], metric: str = "eval/eval", chance: float | None = None
+    runs: Mapping[str, Sequence[Mapping[str, Any]]], metric: str = EVAL, chance: float | None = None
 ) -> alt.LayerChart:
     """One line per run: `metric` against the step, with a grey rule at `chance`. `runs` as for `series`."""
     found = series(runs, metric)
     points = [{"run": label, "step": step, "value": value} for label, each in found.items() for step, value in each]
-    layers = [_lines(points, list(found), metric)]
+    scale = alt.Scale(domain=[0, 1]) if is_accuracy(metric) else alt.Scale(zero=False)
+    layers = [lines(points, list(found), "step", axis_title(metric), scale)]
     if chance is not None:
         layers.append(_rule(chance))
     chart: alt.LayerChart = alt.layer(*layers).properties(width=560, height=320)
@@ -34,32 +36,28 @@ def save(chart: alt.TopLevelMixin, path: str | Path) -> Path:
     if kind not in FORMATS:
         raise ValueError(f"a plot is written as {', '.join(FORMATS)}, got {path.name!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    if kind == ".html":
-        chart.save(str(path), format="html", inline=True)
-    elif kind == ".png":
-        chart.save(str(path), format="png", ppi=144)
-    else:
-        chart.save(str(path), format="svg")
+    chart.save(str(path), format=kind[1:], **FORMATS[kind])
     return path
 
 
-def _lines(points: list[dict[str, Any]], labels: list[str], metric: str) -> alt.Chart:
+def lines(points: list[dict[str, Any]], labels: list[str], x: str, y: str, scale: Any = alt.Undefined) -> alt.Chart:
+    """One line for each label, through points with the keys "run", `x` and "value"; `y` is the title of that axis."""
+
     def look(choices: Sequence[Any]) -> alt.Scale:
         return alt.Scale(domain=labels, range=[choices[i % len(choices)] for i in range(len(labels))])
 
     # Colour and shape share a legend. Dashes are left out of it, where they would make symbols hard to read.
     legend = alt.Legend(title=None, labelLimit=400)
-    scale = alt.Scale(domain=[0, 1]) if is_accuracy(metric) else alt.Scale(zero=False)
     chart: alt.Chart = (
         alt.Chart(alt.InlineData(values=points))
         .mark_line(point=alt.OverlayMarkDef(size=55, filled=True, opacity=1), strokeWidth=2)
         .encode(
-            x=alt.X("step:Q", title="step"),
-            y=alt.Y("value:Q", title=axis_title(metric), scale=scale),
+            x=alt.X(f"{x}:Q"),
+            y=alt.Y("value:Q", title=y, scale=scale),
             color=alt.Color("run:N", scale=look(PALETTE), legend=legend),
             strokeDash=alt.StrokeDash("run:N", scale=look([list(dash) for dash in DASHES]), legend=None),
             shape=alt.Shape("run:N", scale=look(SHAPES), legend=legend),
-            tooltip=[alt.Tooltip("run:N"), alt.Tooltip("step:Q"), alt.Tooltip("value:Q", format=".4f")],
+            tooltip=[alt.Tooltip("run:N"), alt.Tooltip(f"{x}:Q"), alt.Tooltip("value:Q", format=".4f")],
         )
     )
     return chart

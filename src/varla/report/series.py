@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from varla.runs.metrics import eval_name, is_eval
+
 # Okabe and Ito's palette, safe for all colour vision. Yellow is last because it is faint on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 
@@ -27,9 +29,9 @@ def series(runs: Mapping[str, Sequence[Mapping[str, Any]]], metric: str) -> Seri
 
 def is_accuracy(metric: str) -> bool:
     """Whether the metric is an accuracy, between 0 and 1."""
-    return metric.startswith("eval/") or metric == "accuracy"
+    return is_eval(metric) or metric == "accuracy"
 
 
 def axis_title(metric: str) -> str:
     """The metric in words."""
-    return f"accuracy ({metric.removeprefix('eval/')})" if metric.startswith("eval/") else metric
+    return f"accuracy ({eval_name(metric)})" if is_eval(metric) else metric

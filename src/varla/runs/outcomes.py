@@ -13,9 +13,13 @@ EXIT_USAGE = 2  # nothing was run: the command or its settings are wrong
 class Diverged(RuntimeError):
     """A loss or a gradient is not finite. The message says at which step and where."""
 
+    status = DIVERGED
+
 
 class Interrupted(RuntimeError):
     """Ctrl-C or SIGTERM stopped the run after it was saved. The message says how to resume it."""
+
+    status = INTERRUPTED
 
 
 @dataclass

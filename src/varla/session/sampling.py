@@ -24,10 +24,9 @@ class Sampling:
         """Check ranges."""
         check_number("temperature", self.temperature, least=0)
         check_count("top_k", self.top_k, none_means="all tokens")
-        if self.top_p is not None:
-            check_number("top_p", self.top_p, above=0)
-            if self.top_p > 1:
-                raise ValueError(f"top_p must be at most 1, got {self.top_p!r}")
+        check_number("top_p", self.top_p, above=0, or_none=True)
+        if self.top_p is not None and self.top_p > 1:
+            raise ValueError(f"top_p must be at most 1, got {self.top_p!r}")
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """[V] float64 on the CPU, of logits [V]. On the CPU, so that a seed draws the same token on every device."""

@@ -92,14 +92,9 @@ class Session:
 
     def _check(self, ids: Tensor) -> Tensor:
         """The same ids [T]; an error unless the model has an embedding for each."""
-        known = self.model.get_input_embeddings().num_embeddings
-        if ids.numel():
-            low, high = (int(each) for each in ids.aminmax())
-            if low < 0 or high >= known:
-                raise ValueError(
-                    f"tokens must be from 0 to {known - 1} (the model's vocabulary), got {low if low < 0 else high}; "
-                    "was the text encoded by another tokenizer?"
-                )
+        from varla.models.checks import check_vocabulary
+
+        check_vocabulary("tokens", ids, self.model.get_input_embeddings().num_embeddings)
         return ids
 
     # Results.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from varla.arguments import check_count
+from varla.runs.metrics import EVAL
 from varla.tasks.example import columns, table
 
 IGNORE = -100
@@ -58,7 +59,7 @@ class Task(ABC):
 
     def evaluations(self) -> dict[str, "Task"]:
         """The tasks to evaluate on, by name."""
-        return {"eval": self}
+        return {EVAL: self}
 
     @property
     @abstractmethod

@@ -1,8 +1,7 @@
 """A run's settings: one nested, frozen value."""
 
-import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from varla.arguments import check_choice, check_count, check_number
@@ -43,11 +42,9 @@ class TrainConfig:
             check_count(f"train.{name}", getattr(self, name))
         for name in ("lr", "clip", "adam_eps"):
             check_number(f"train.{name}", getattr(self, name), above=0)
-        for name in ("warmup", "weight_decay", "beta1", "beta2"):
-            check_number(f"train.{name}", getattr(self, name), least=0)
+        check_number("train.weight_decay", self.weight_decay, least=0)
         for name in ("warmup", "beta1", "beta2"):
-            if getattr(self, name) >= 1:
-                raise ValueError(f"train.{name} must be below 1, got {getattr(self, name)}")
+            check_number(f"train.{name}", getattr(self, name), least=0, below=1)
         check_choice("train.precision", self.precision, PRECISIONS)
 
 
@@ -65,8 +62,7 @@ class RunConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dictionaries, as YAML and JSON hold them; `from_dict` reads them back to an equal value."""
-        found = dataclasses.asdict(self)
-        return {**found, **{name: dict(found[name]) for name in ("task", "model", "layer")}}
+        return asdict(self)
 
 
 def from_dict(values: Mapping[str, Any]) -> RunConfig:

@@ -14,6 +14,7 @@ from varla import tasks
 from varla.backbone import Backbone, backbone_config
 from varla.layers.options import SHORT_NAMES, renamed
 from varla.runs import environment
+from varla.runs.metrics import eval_metric, is_eval
 from varla.runs.outcomes import DIVERGED, FAILED, FINISHED, INTERRUPTED, RUNNING, Diverged, Interrupted, Stop
 from varla.tasks import IGNORE
 from varla.training import checkpoint
@@ -59,7 +60,7 @@ def evaluate(model: nn.Module, config: RunConfig, device: torch.device) -> dict[
             inputs, labels = task.batch(config.train.eval_batch_size, generator=generator)
             hits, scored = score(model(inputs)[0], labels)
             right, total = right + hits, total + scored
-        found[f"eval/{name}"] = float(right / total)
+        found[eval_metric(name)] = float(right / total)
     model.train(was_training)
     return found
 
@@ -266,7 +267,7 @@ class _Trainer:
         self.accelerator.wait_for_everyone()
 
     def _record(self, status: str, step: int | None, message: str | None = None) -> dict[str, Any]:
-        evaluations = [entry for entry in self.run_.metrics() if any(key.startswith("eval/") for key in entry)]
+        evaluations = [entry for entry in self.run_.metrics() if any(map(is_eval, entry))]
         final = evaluations[-1] if evaluations else {}
         record = {
             "status": status,
@@ -279,7 +280,7 @@ class _Trainer:
             "device": str(self.device),
             "processes": self.accelerator.num_processes,
             "chance": self.task.chance,
-            "final": {key: value for key, value in final.items() if key.startswith("eval/")},
+            "final": {key: value for key, value in final.items() if is_eval(key)},
             "environment": environment.describe(),
         }
         if self.main:

@@ -4,6 +4,8 @@ import sys
 import time
 from typing import Any
 
+from varla.runs.metrics import is_eval
+
 
 class Progress:
     """Is told of every step. This one shows nothing; others inherit from it."""
@@ -21,14 +23,10 @@ class Progress:
 class Lines(Progress):
     """A line for every tenth of the run, with the time left; for logs and pipes."""
 
-    def __init__(self) -> None:
-        """Nothing is printed yet."""
-        self.title, self.steps, self.first, self.started, self.tenth = "", 0, 0, 0.0, -1
-        self.latest: dict[str, Any] = {}
-
     def begin(self, title: str, step: int, steps: int) -> None:
         """Start the clock."""
         self.title, self.steps, self.first, self.started, self.tenth = title, steps, step, time.monotonic(), -1
+        self.latest: dict[str, Any] = {}
 
     def step(self, step: int, entry: dict[str, Any] | None) -> None:
         """Print a line if a tenth is done."""
@@ -45,8 +43,8 @@ class Lines(Progress):
 class Bar(Progress):
     """A live progress bar (Rich)."""
 
-    def __init__(self) -> None:
-        """The bar appears with `begin`."""
+    def begin(self, title: str, step: int, steps: int) -> None:
+        """Show the bar."""
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as RichProgress
 
@@ -58,10 +56,6 @@ class Bar(Progress):
             TimeRemainingColumn(),
         )
         self.latest: dict[str, Any] = {}
-
-    def begin(self, title: str, step: int, steps: int) -> None:
-        """Show the bar."""
-        self.latest = {}
         self._bar.start()
         self._task = self._bar.add_task(title, total=steps, completed=step, summary="")
 
@@ -89,7 +83,7 @@ def summary(entry: dict[str, Any]) -> str:
         parts.append(f"loss {entry['loss']:.3f}")
     if "accuracy" in entry:
         parts.append(f"acc {entry['accuracy']:.3f}")
-    parts += [f"{key} {value:.3f}" for key, value in entry.items() if key.startswith("eval/")]
+    parts += [f"{key} {value:.3f}" for key, value in entry.items() if is_eval(key)]
     if "tokens/s" in entry:
         parts.append(f"{entry['tokens/s']:,.0f} tok/s")
     return "  ".join(parts)

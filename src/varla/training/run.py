@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from varla.runs.folder import RunError, RunFolder, write_aside
+from varla.runs.metrics import with_current_names
 from varla.training import checkpoint
 from varla.training.config import RunConfig, from_dict
 
@@ -31,6 +32,11 @@ class Run(RunFolder):
     def metrics(self) -> list[dict[str, Any]]:
         """Everything logged, in order. Leaves out a last line that a kill cut short."""
         return [entry for _, entry in self._lines()]
+
+    def record(self) -> dict[str, Any]:
+        """The record; empty until it is first written."""
+        found = super().record()
+        return {**found, "final": with_current_names(found["final"])} if "final" in found else found
 
     def begin(self, config: RunConfig, needed_bytes: int) -> None:
         """Make the folder of a new run. Refuses one that holds a run, cannot be written to, or lacks disk space."""
@@ -73,6 +79,6 @@ class Run(RunFolder):
             return
         for line in self.metrics_file.read_text(encoding="utf-8").splitlines():
             try:
-                yield line, json.loads(line)
+                yield line, with_current_names(json.loads(line))
             except json.JSONDecodeError:
                 return

@@ -25,6 +25,7 @@ import torch
 from varla.arguments import refuse_unknown
 from varla.backbone import backbone_config
 from varla.layers import MECHANISMS
+from varla.runs.metrics import newest
 from varla.runs.outcomes import (
     DIVERGED,
     EXIT_CODES,
@@ -67,10 +68,7 @@ class Job:
 
     def latest(self) -> dict[str, Any]:
         """The newest value of every metric, by name."""
-        found: dict[str, Any] = {}
-        for entry in Run(self.folder).metrics():
-            found.update(entry)
-        return found
+        return newest(Run(self.folder).metrics())
 
 
 def read(path: str | Path) -> tuple[dict[str, Any], dict[str, list[Any]]]:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from varla.runs.folder import RunError
-from varla.runs.outcomes import DIVERGED, EXIT_CODES, FAILED, FINISHED, INTERRUPTED, Diverged, Interrupted
+from varla.runs.outcomes import EXIT_CODES, FAILED, FINISHED, Diverged, Interrupted
 from varla.training.config import RunConfig, from_dict
 from varla.training.loop import train
 
@@ -141,11 +141,9 @@ def work(order: Mapping[str, Any]) -> int:
     """One run; returns its exit code."""
     try:
         train(from_dict(order["config"]), order["folder"], resume=order["resume"], device=order["device"])
-    except Diverged:
-        return EXIT_CODES[DIVERGED]  # the record says where
-    except Interrupted as error:
+    except (Diverged, Interrupted) as error:
         print(error, file=sys.stderr)
-        return EXIT_CODES[INTERRUPTED]
+        return EXIT_CODES[error.status]
     except Exception:
         traceback.print_exc()
         return EXIT_CODES[FAILED]

@@ -7,6 +7,7 @@ from reproduction.items import ablation, capacity, copying, fair, long_context, 
 from reproduction.records import Results
 from reproduction.runs import FULL, QUICK
 from tests.reproduction.fabricate import claim
+from varla.runs.metrics import eval_metric
 
 
 def trained(*groups, status="finished", curve=(), names=("eval",)):
@@ -16,8 +17,8 @@ def trained(*groups, status="finished", curve=(), names=("eval",)):
         values = given if isinstance(given, list) else [given] * len(runs)
         for run, value in zip(runs, values, strict=True):
             several = value if isinstance(value, tuple) else (value,)
-            final = {f"eval/{name}": x for name, x in zip(names, several, strict=True)}
-            records[run.key] = {"status": status, "final": final, "message": "", "curves": {"eval/eval": list(curve)}}
+            final = {eval_metric(name): x for name, x in zip(names, several, strict=True)}
+            records[run.key] = {"status": status, "final": final, "message": "", "curves": {"eval": list(curve)}}
             records[run.key] |= {"parameters": 1000, "state bytes": 10}
     return Results(records)
 
@@ -257,9 +258,9 @@ def test_a_number_on_the_way_is_found_on_it():
 def test_every_evaluation_is_kept_where_a_step_is_named():
     (run, *_) = copying.seeds(FULL, "vla", copying.IDENTITY)
     steps = range(50, run.config.train.steps + 1, 50)
-    metrics = [{"step": step, "eval/eval": 1.0, "loss": 0.1} for step in steps]
-    kept = records.of_training(run, {"status": "finished", "final": {"eval/eval": 1.0}}, metrics)
-    assert dict(kept["curves"]["eval/eval"])[copying.BY] == 1.0
+    metrics = [{"step": step, "eval": 1.0, "loss": 0.1} for step in steps]
+    kept = records.of_training(run, {"status": "finished", "final": {"eval": 1.0}}, metrics)
+    assert dict(kept["curves"]["eval"])[copying.BY] == 1.0
     assert len(kept["curves"]["loss"]) <= 20
     assert kept["curves"]["loss"][-1][0] == run.config.train.steps
 

@@ -121,7 +121,7 @@ VERDICT_COUNTS = {
 
 
 def trained(run, accuracy):
-    status = {"status": FINISHED, "final": {"eval/eval": accuracy}, "steps": 100}
+    status = {"status": FINISHED, "final": {"eval": accuracy}, "steps": 100}
     if accuracy is None:
         status = {"status": DIVERGED, "final": {}, "steps": 3, "message": "loss is <nan> at step 3"}
     described = {"key": run.key, "label": run.label, "train": records.changed(run.config), "seconds": 60.0}
