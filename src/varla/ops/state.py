@@ -59,12 +59,11 @@ class State:
     @classmethod
     def zeros(cls: type[StateT], sizes: Mapping[str, int], dtype: torch.dtype, device: torch.device) -> StateT:
         """A state of zeros. `sizes` gives the size of each letter in `LAYOUT`."""
-        return cls.of(
-            torch.zeros(
-                [sizes[letter] for letter in dims.split()], dtype=torch.int64 if name == "t" else dtype, device=device
-            )
-            for name, dims in cls.LAYOUT.items()
-        )
+        tensors = []
+        for name, dims in cls.LAYOUT.items():
+            shape = [sizes[letter] for letter in dims.split()]
+            tensors.append(torch.zeros(shape, dtype=torch.int64 if name == "t" else dtype, device=device))
+        return cls(*tensors)
 
     def tensors(self) -> dict[str, Tensor]:
         """The state's tensors by name, in the order of its fields."""

@@ -1,10 +1,9 @@
 """`varla.vla` and `varla.vla_step`: `directions`, then `memory`, as one operator. It is Algorithm 1 of the paper."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, Unpack, overload
 
-import torch
 from torch import Tensor
 
 from varla.ops.checks import check_inputs, check_untracked
@@ -171,15 +170,6 @@ def vla_step(
     return run_step(_VLA, (q, k, v, u), sizes, settings, state, backend=backend, inplace=inplace)
 
 
-def _initial(sizes: Mapping[str, int], settings: Sequence[Any], dtype: torch.dtype, device: torch.device) -> VLAState:
-    """S = 0, A = I / lambda0, z = 0, t = 0 (lines 1 to 3 of Algorithm 1)."""
-    B, H, D, Dv = sizes["B"], sizes["H"], sizes["D"], sizes["Dv"]
-    S = torch.zeros(B, H, Dv, D, dtype=dtype, device=device)
-    z = torch.zeros(B, H, D, dtype=dtype, device=device)
-    t = torch.zeros(B, dtype=torch.int64, device=device)
-    return VLAState(S, settings[0].initial_A(sizes, dtype, device), z, t)
-
-
 def _reference(
     inputs: Sequence[Any], held: Held, t: Tensor, along: DirectionSettings, settings: MemorySettings
 ) -> Result:
@@ -207,4 +197,4 @@ def _decode(inputs: Sequence[Any], state: VLAState, settings: Sequence[Any]) -> 
     return o
 
 
-_VLA = Mechanism(VLAState, _reference, vla_chunk, _kernels, _initial, decode=_decode)
+_VLA = Mechanism(VLAState, _reference, vla_chunk, _kernels, decode=_decode)

@@ -3,16 +3,17 @@
 Forward: `prepare`, `scan`, `read`. Backward: `turn` and `scan_backward`, `unread`, `finish`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from varla.ops.memory.settings import MemorySettings
 from varla.ops.memory.triton import kernels
-from varla.ops.triton.launcher import Launcher
+from varla.ops.triton.launcher import Launcher, Precision
 from varla.ops.triton.plan import CHUNK, parts
 
 _SWITCHES = {  # the compile-time switches of each kernel
@@ -49,20 +50,6 @@ class Kept(NamedTuple):
     S0: Tensor  # [chunks, H, DV, D]: S before every chunk
     z0: Tensor  # [chunks, H, D]: z before every chunk
 
-    @classmethod
-    def empty(cls, like: Tensor, DV: int, chunks: int, buffer: torch.dtype, settings: MemorySettings) -> "Kept":
-        """Empty buffers for queries like this one [tokens, H, D] and values of width DV."""
-        tokens, H, D = like.shape
-        return cls(
-            norm=like.new_empty(tokens if settings.normalize_key else 0, H, dtype=torch.float32),
-            denominator=like.new_empty(tokens, H, dtype=torch.float32),
-            tinv=like.new_empty(chunks if settings.error else 0, H, CHUNK, CHUNK, dtype=buffer),
-            W=like.new_empty(chunks, H, CHUNK, CHUNK, dtype=buffer),
-            E=like.new_empty(tokens if settings.error else 0, H, DV, dtype=buffer),
-            S0=like.new_empty(chunks, H, DV, D, dtype=buffer),
-            z0=like.new_empty(chunks, H, D, dtype=torch.float32),
-        )
-
 
 class Gradients(NamedTuple):
     """Gradients of q, k (without the part through a) and v [tokens, H, *], of a or A k, and of the initial S and z."""
@@ -89,7 +76,44 @@ class MemoryLauncher(Launcher):
     Tiles of `prepare` and `read` have rows of at least launcher.MIN_ROW_BYTES, which says why.
     """
 
+    inputs, state, output_like = "q k v a", "S z", 2
+
     settings: MemorySettings
+
+    @property
+    def constants(self) -> tuple[Any, ...]:
+        """See Launcher."""
+        return tuple(self._switches["finish"].values())
+
+    @staticmethod
+    def buffers(inputs: Sequence[Tensor], chunks: int, spans: int, settings: MemorySettings) -> list[Tensor]:
+        """See Launcher and `Kept`."""
+        q, _, v, *_ = inputs
+        tokens, (H, D), DV = q.shape[0] * q.shape[1], q.shape[2:], v.shape[-1]
+        buffer = Precision.of(q.dtype, D).buffer
+        kept = Kept(
+            norm=q.new_empty(tokens if settings.normalize_key else 0, H, dtype=torch.float32),
+            denominator=q.new_empty(tokens, H, dtype=torch.float32),
+            tinv=q.new_empty(chunks if settings.error else 0, H, CHUNK, CHUNK, dtype=buffer),
+            W=q.new_empty(chunks, H, CHUNK, CHUNK, dtype=buffer),
+            E=q.new_empty(tokens if settings.error else 0, H, DV, dtype=buffer),
+            S0=q.new_empty(chunks, H, DV, D, dtype=buffer),
+            z0=q.new_empty(chunks, H, D, dtype=torch.float32),
+        )
+        return list(kept)
+
+    def run(self, x: Sequence[Tensor], state: Sequence[Tensor], t: Tensor, kept: list[Tensor]) -> Sequence[Tensor]:
+        """See Launcher."""
+        q, k, v, a = x
+        return self.forward(Tokens(q, k, v, a.to(self.precision.buffer)), Kept(*kept), *state)
+
+    def run_backward(
+        self, x: Sequence[Tensor], t: Tensor, kept: Sequence[Tensor], do: Tensor, dfinal: Sequence[Tensor]
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """See Launcher."""
+        q, k, v, a = x
+        g = self.backward(Tokens(q, k, v, a.to(self.precision.buffer)), Kept(*kept), do, *dfinal)
+        return (g.dq, g.dk, g.dv, g.da), (g.dS, g.dz)
 
     def forward(self, x: Tokens, kept: Kept, S: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Fill `kept`, and return (o [tokens, H, DV], S, z), with the state after the last token."""
@@ -155,21 +179,6 @@ class MemoryLauncher(Launcher):
             num_warps=s.finish_warps, num_stages=s.stages,
         )  # fmt: skip
         return Gradients(dq, dk, dv, da, dS_initial, dz_initial)
-
-    def rehearse(self, tokens: int, dtype: torch.dtype, device: torch.device, backward: bool) -> None:
-        """Run a call on `tokens` tokens, and its backward, for a `dry` launcher that only compiles the kernels."""
-        x, kept, S, z = self.stand_ins(tokens, dtype, device)
-        o, S, z = self.forward(x, kept, S, z)
-        if backward:
-            self.backward(x, kept, o, S, z)
-
-    def stand_ins(self, tokens: int, dtype: torch.dtype, device: torch.device) -> tuple[Tokens, Kept, Tensor, Tensor]:
-        """Empty tensors with the dtypes and shapes of a call: Tokens, Kept, S and z."""
-        s, N = self.shape, len(self.plan.sequences)
-        q, k, v = (torch.empty(tokens, s.H, size, dtype=dtype, device=device) for size in (s.D, s.D, s.DV))
-        kept = Kept.empty(q, s.DV, len(self.plan.chunks), self.precision.buffer, self.settings)
-        S, z = (torch.empty(N, s.H, *size, device=device) for size in ((s.DV, s.D), (s.D,)))
-        return Tokens(q, k, v, torch.empty_like(q, dtype=self.precision.buffer)), kept, S, z
 
     @cached_property
     def _narrow(self) -> tuple[int, int]:
