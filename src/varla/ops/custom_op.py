@@ -151,6 +151,40 @@ def plain_gradients(
     return [None if x is None else next(dinputs) for x in leaves]
 
 
+def kernel_operator(
+    name: str,
+    function: Callable[..., Any],
+    fake: Callable[..., Any],
+    backward: Callable[..., list[Tensor]],
+    plain: Callable[..., Any],
+    tensors: int,
+) -> Callable[..., Any]:
+    """Like `operator`, for a kernel with a kernel as its backward. The first `tensors` arguments are tensors or None.
+
+    `backward` takes the arguments of the function and the gradients of its results, and returns the gradients of the
+    tensors that are not None. `plain` computes the function in PyTorch, for double backward.
+    """
+
+    def fake_backward(*arguments: Any) -> list[Tensor]:
+        return [empty(x) for x in present(arguments[:tensors])]
+
+    def setup_context(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+        ctx.scalars = inputs[tensors:]
+        ctx.save_for_backward(*inputs[:tensors])
+
+    def derive(ctx: Any, grads: Any) -> tuple[Any, ...]:
+        given = ctx.saved_tensors
+        if torch.is_grad_enabled():  # double backward: the PyTorch form is differentiable
+            dinputs = plain_gradients(lambda *x: plain(*x, *ctx.scalars), given, grads)
+        else:
+            found = iter(registered(*given, *ctx.scalars, grads))
+            dinputs = [None if x is None else next(found) for x in given]
+        return *dinputs, *[None] * len(ctx.scalars)
+
+    registered = operator(f"{name}_backward", backward, fake_backward, refuse_double_backward("triton"))
+    return operator(name, function, fake, derive, setup_context)
+
+
 def refuse_double_backward(backend: str) -> Callable[..., Any]:
     """The backward of a hand-written backward: it raises an error that says what to use instead."""
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 from torch import Tensor
 
 from varla.ops.checks import check_inputs, check_untracked
 from varla.ops.directions.reference import directions_reference
-from varla.ops.directions.settings import DirectionSettings
+from varla.ops.directions.settings import DirectionOptions, DirectionSettings
 from varla.ops.dispatch import (
     CALL,
     CallOptions,
@@ -29,38 +29,22 @@ from varla.ops.memory.settings import MemorySettings
 from varla.ops.state import VLAState
 
 
-class VLAOptions(TypedDict, total=False):
+class VLAOptions(DirectionOptions, total=False):
     """The scalars of `varla.vla`, for type checkers; see `VLASettings`."""
 
-    lambda0: float
-    refresh_every: int | None
-    refresh: float
     eps: float
-    gain: str
-    feature_map: str
-    penalty_scale: float | None
     normalizer: bool
-    normalize_key: bool
-    update_penalty: bool
 
 
 @dataclass(frozen=True)
-class VLASettings:
+class VLASettings(DirectionSettings):
     """The scalars of VLA. The function, the step, the layer and the configurations all read them here.
 
-    They are the scalars of `directions` and of `memory`. Both have feature_map and normalize_key, with the same value.
+    They are those of `directions`, and two of `memory`. Both have feature_map and normalize_key, with the same value.
     """
 
-    lambda0: float = 0.1
-    refresh_every: int | None = 20
-    refresh: float = 1e-3
-    eps: float = 1e-4
-    gain: str = "unit"
-    feature_map: str = "elu1"
-    penalty_scale: float | None = None
-    normalizer: bool = True
-    normalize_key: bool = True
-    update_penalty: bool = True
+    eps: float = MemorySettings.eps
+    normalizer: bool = MemorySettings.normalizer
 
     # The settings of `directions` and of `memory`.
     halves: tuple[DirectionSettings, MemorySettings] = field(init=False, repr=False, compare=False)

@@ -16,16 +16,6 @@ from varla.ops.memory.triton import kernels
 from varla.ops.triton.launcher import Launcher, Precision
 from varla.ops.triton.plan import CHUNK, parts
 
-_SWITCHES = {  # the compile-time switches of each kernel
-    "prepare": ("ELU", "UNIT", "ERROR"),
-    "scan": ("ERROR",),
-    "read": ("ELU", "UNIT", "NORMALIZE", "ERROR"),
-    "turn": ("ELU", "UNIT"),
-    "scan_backward": ("NORMALIZE", "ERROR"),
-    "unread": ("ELU", "NORMALIZE"),
-    "finish": ("ELU", "UNIT", "NORMALIZE", "ERROR"),
-}
-
 
 class Tokens(NamedTuple):
     """Contiguous queries, keys, values and write directions [tokens, H, *]."""
@@ -83,7 +73,8 @@ class MemoryLauncher(Launcher):
     @property
     def constants(self) -> tuple[Any, ...]:
         """See Launcher."""
-        return tuple(self._switches["finish"].values())
+        c = self.settings
+        return self._elu, c.normalize_key, c.normalizer, c.error
 
     @staticmethod
     def buffers(inputs: Sequence[Tensor], chunks: int, spans: int, settings: MemorySettings) -> list[Tensor]:
@@ -117,23 +108,23 @@ class MemoryLauncher(Launcher):
 
     def forward(self, x: Tokens, kept: Kept, S: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Fill `kept`, and return (o [tokens, H, DV], S, z), with the state after the last token."""
-        s, plan = self.shape, self.plan
+        s, plan, c = self.shape, self.plan, self.settings
         narrow, tiles = self._narrow
-        E = kept.E if self.settings.error else x.v  # the errors or values that are written along a
-        tk = torch.empty_like(x.a) if self.settings.error else x.a
+        E = kept.E if c.error else x.v  # the errors or values that are written along a
+        tk = torch.empty_like(x.a) if c.error else x.a
         # Fills tk, norm, tinv and W. E gets Tv, and z0 the sum of each chunk's key features.
         self.launch(
             kernels.prepare, (len(plan.chunks) * s.H,),
             x.q, x.k, x.v, x.a, kept.norm, kept.tinv, kept.W, tk, E, kept.z0, plan.chunks, s.H, s.D, s.DV,
-            BD=max(s.BD, s.min_row), BV=max(s.BV, s.min_row), **self._switches["prepare"], DOT=self.precision.dot,
-            SOLVE=self.precision.times, num_warps=4, maxnreg=168 if s.half else None,
+            BD=max(s.BD, s.min_row), BV=max(s.BV, s.min_row), ELU=self._elu, UNIT=c.normalize_key, ERROR=c.error,
+            DOT=self.precision.dot, SOLVE=self.precision.times, num_warps=4, maxnreg=168 if s.half else None,
         )  # fmt: skip
         # Fills S0, and turns E into the errors and z0 into z before every chunk.
         final_S, final_z = torch.empty_like(S), torch.empty_like(z)
         self.launch(
             kernels.scan, (len(plan.sequences) * s.H, tiles),
             tk, E, x.a, S, z, kept.z0, kept.S0, final_S, final_z, plan.chunks, plan.chunk_first, s.H, s.D, s.DV,
-            BD=s.BD, BV=narrow, **self._switches["scan"], DOT=self.precision.dot,
+            BD=s.BD, BV=narrow, ERROR=c.error, DOT=self.precision.dot,
             num_warps=4, num_stages=s.scan_stages,
         )  # fmt: skip
         del tk
@@ -141,9 +132,9 @@ class MemoryLauncher(Launcher):
         self.launch(
             kernels.read, (len(plan.chunks) * s.H, -(-s.DV // s.read_values)),
             x.q, x.k, x.v, kept.norm, kept.W, kept.S0, kept.z0, o, kept.denominator, plan.chunks,
-            s.H, s.D, s.DV, self.settings.eps,
-            BD=max(s.BD, s.min_row), BV=max(s.read_values, s.min_row), **self._switches["read"], DOT=self.precision.dot,
-            num_warps=s.warps, maxnreg=s.registers,
+            s.H, s.D, s.DV, c.eps,
+            BD=max(s.BD, s.min_row), BV=max(s.read_values, s.min_row), ELU=self._elu, UNIT=c.normalize_key,
+            NORMALIZE=c.normalizer, ERROR=c.error, DOT=self.precision.dot, num_warps=s.warps, maxnreg=s.registers,
         )  # fmt: skip
         return o, final_S, final_z
 
@@ -151,7 +142,8 @@ class MemoryLauncher(Launcher):
         self, x: Tokens, kept: Kept, do: Tensor, dS: Tensor, dz: Tensor, gain: Gain | None = None
     ) -> Gradients:
         """The gradients. With `gain`, da is the gradient of A k instead, [chunks, H, CHUNK, D] float32."""
-        s, plan, E = self.shape, self.plan, kept.E if self.settings.error else x.v
+        s, plan, c = self.shape, self.plan, self.settings
+        E = kept.E if c.error else x.v
         per_chunk = len(plan.chunks) * s.H
         dv, dS_initial = torch.empty_like(x.v), torch.empty_like(dS)
         dSs = x.a.new_empty(len(plan.chunks), s.H, s.DV, s.D)
@@ -160,12 +152,12 @@ class MemoryLauncher(Launcher):
         self.launch(
             kernels.unread, (per_chunk,),
             x.q, x.k, x.a, E, kept.S0, kept.z0, do, kept.denominator, dD, dzs, dq,
-            plan.chunks, s.H, s.D, s.DV, self.settings.eps,
-            BD=s.BD, BV=s.BV, **self._switches["unread"], DOT=self.precision.dot,
+            plan.chunks, s.H, s.D, s.DV, c.eps,
+            BD=s.BD, BV=s.BV, ELU=self._elu, NORMALIZE=c.normalizer, DOT=self.precision.dot,
             num_warps=8, num_stages=s.stages, maxnreg=s.registers,
         )  # fmt: skip
         dz_initial = torch.empty_like(dz)
-        if not self.settings.normalizer:
+        if not c.normalizer:
             dzs.zero_()
         self.running_sum(dzs, dz, dz_initial, plan.chunk_first, reverse=True)
         dk = torch.empty_like(x.a)
@@ -173,8 +165,8 @@ class MemoryLauncher(Launcher):
         self.launch(
             kernels.finish, (per_chunk,),
             x.q, x.k, x.a, kept.norm, kept.denominator if gain is None else gain.by, E, kept.S0, do, kept.denominator,
-            dD, dv, dSs, dzs, dk, da, plan.chunks, s.H, s.D, s.DV, self.settings.eps,
-            BD=s.BD, BV=min(s.BV, 32), **self._switches["finish"],
+            dD, dv, dSs, dzs, dk, da, plan.chunks, s.H, s.D, s.DV, c.eps,
+            BD=s.BD, BV=min(s.BV, 32), ELU=self._elu, UNIT=c.normalize_key, NORMALIZE=c.normalizer, ERROR=c.error,
             GAIN="raw" if gain is None else gain.kind, BY_CHUNK=gain is not None, DOT=self.precision.dot,
             num_warps=s.finish_warps, num_stages=s.stages,
         )  # fmt: skip
@@ -192,21 +184,21 @@ class MemoryLauncher(Launcher):
         self, x: Tokens, kept: Kept, do: Tensor, dS: Tensor, dSs: Tensor, dv: Tensor, initial: Tensor
     ) -> None:
         """Fill dSs (dS after every chunk), dv, and initial (dS before the first chunk)."""
-        s, plan, narrow = self.shape, self.plan, min(self._narrow[0], 32)
+        s, plan, c, narrow = self.shape, self.plan, self.settings, min(self._narrow[0], 32)
         ta, B, K = x.a, x.q, x.a
-        if self.settings.error:
+        if c.error:
             ta, B, K = (torch.empty_like(x.a) for _ in range(3))
             self.launch(
                 kernels.turn, (len(plan.chunks) * s.H,),
                 x.q, x.k, x.a, kept.norm, kept.tinv, kept.W, ta, B, K, plan.chunks, s.H, s.D,
-                BD=s.BD, **self._switches["turn"], DOT=self.precision.dot,
+                BD=s.BD, ELU=self._elu, UNIT=c.normalize_key, DOT=self.precision.dot,
                 num_warps=s.warps, maxnreg=s.registers,
             )  # fmt: skip
         self.launch(
             kernels.scan_backward, (len(plan.sequences) * s.H, parts(s.DV, narrow)),
             ta, B, K, kept.W, do, kept.denominator, dS, dSs, dv, initial,
-            plan.chunks, plan.chunk_first, s.H, s.D, s.DV, self.settings.eps,
-            BD=s.BD, BV=narrow, **self._switches["scan_backward"], DOT=self.precision.dot,
+            plan.chunks, plan.chunk_first, s.H, s.D, s.DV, c.eps,
+            BD=s.BD, BV=narrow, NORMALIZE=c.normalizer, ERROR=c.error, DOT=self.precision.dot,
             num_warps=4, num_stages=s.scan_stages,
         )  # fmt: skip
 
@@ -218,13 +210,5 @@ class MemoryLauncher(Launcher):
         return over.new_empty(chunks, s.H, CHUNK, s.D, dtype=torch.float32)
 
     @cached_property
-    def _switches(self) -> dict[str, dict[str, bool]]:
-        """The compile-time switches of each kernel."""
-        s = self.settings
-        switches = {
-            "ELU": s.feature_map == "elu1",
-            "UNIT": s.normalize_key,
-            "NORMALIZE": s.normalizer,
-            "ERROR": s.error,
-        }
-        return {kernel: {name: switches[name] for name in names} for kernel, names in _SWITCHES.items()}
+    def _elu(self) -> bool:
+        return self.settings.feature_map == "elu1"

@@ -35,13 +35,12 @@ def memory_kernels(
     short = q.shape[0] * q.shape[1] <= RECURRENT_TOKENS * S.shape[0]
     # Token by token there is a normaliser only where z is a row of S.
     recurrent = short and a is None and (not settings.normalizer or _z_is_a_row(beta, settings))
-    scale = settings.scale_of(q.shape[-1])
     if log_gate is not None or recurrent:
-        return _recurrent(q, k, v, beta, log_gate, S, z, cu_seqlens, settings, scale, keep)
+        return _recurrent(inputs, held, t, cu_seqlens, settings, keep)
     # z sums features as they are: the kernels normalise keys themselves where z is kept.
     inside = settings.normalize_key and z is not None
     kind, normalize = settings.feature_map, settings.normalize_key
-    (q,) = scaled_features(q, None, kind, settings.normalize_query, scale, v.dtype)
+    (q,) = scaled_features(q, None, kind, settings.normalize_query, settings.scale_of(q.shape[-1]), v.dtype)
     if a is None:
         K, *scaled = scaled_features(k, beta, kind, normalize, 1.0, v.dtype)
         along = scaled[0] if scaled else K
@@ -58,30 +57,22 @@ def memory_kernels(
 
 
 def _recurrent(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor | None,
-    log_gate: Tensor | None,
-    S: Tensor,
-    z: Tensor | None,
-    cu_seqlens: Tensor | None,
-    settings: MemorySettings,
-    scale: float,
-    keep: bool,
+    inputs: Sequence[Any], held: Held, t: Tensor, cu_seqlens: Tensor | None, settings: MemorySettings, keep: bool
 ) -> Result:
     """Token by token, with queries and keys in float32."""
-    kind = settings.feature_map
+    q, k, v, _, beta, log_gate = inputs
+    S, z = held
+    kind, scale = settings.feature_map, settings.scale_of(q.shape[-1])
     (q,) = scaled_features(q, None, kind, settings.normalize_query, scale, torch.float32)
     (K,) = scaled_features(k, None, kind, settings.normalize_key, 1.0, torch.float32)
     gate = None if log_gate is None else log_gate.float().exp().expand(v.shape)
     strength = None if beta is None else beta[..., 0].float()
     if z is None or not _z_is_a_row(beta, settings):
-        o, S, *_ = recurrent_triton(q, K, v, gate, strength, S, cu_seqlens, settings.error, keep)
+        o, S, *_ = recurrent_triton(q, K, v, gate, strength, S, t, cu_seqlens, settings.error, keep)
         return o, [S, None if z is None else _summed(k.float(), z, cu_seqlens, kind)]
     # One more row of S, whose value is always 1: it becomes z, and reads z . q.
     values, rows = pad(v.float(), (0, 1), value=1.0), torch.cat((S, z[..., None, :]), 2)
-    o, rows, *_ = recurrent_triton(q, K, values, gate, strength, rows, cu_seqlens, False, keep)
+    o, rows, *_ = recurrent_triton(q, K, values, gate, strength, rows, t, cu_seqlens, False, keep)
     o, along = o[..., :-1], o[..., -1:]
     o = o / along.clamp(min=settings.eps) if settings.normalizer else o
     return o.to(v.dtype), [rows[:, :, :-1], rows[:, :, -1]]
