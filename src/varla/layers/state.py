@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from varla.ops import State
-from varla.ops.checks import dtype_of, shape_of
+from varla.ops.checks import dtype_of
 
 Kind = TypeVar("Kind", bound="Container")
 
@@ -45,7 +45,7 @@ class Container(ABC):
 
     def __repr__(self) -> str:
         """Types and shapes, a line for each tensor."""
-        lines = [f"  {name}: {dtype_of(x)} {shape_of(x)}" for name, x in self.tensors().items()]
+        lines = [f"  {name}: {dtype_of(x)} {list(x.shape)}" for name, x in self.tensors().items()]
         return "\n".join([f"{type(self).__name__} of {self.nbytes:,} bytes", *lines])
 
 

@@ -83,16 +83,8 @@ def split(options: Mapping[str, Any], scalars: Mapping[str, Any]) -> tuple[dict[
         elif name in scalars:
             own[name] = value
         else:
-            refuse_option(name, [*CALL, "return_state", *scalars])
+            refuse_unknown("option", name, [*CALL, "return_state", *scalars], error=TypeError)
     return call, own
-
-
-def refuse_option(name: str, known: list[str]) -> None:
-    """Raise a TypeError, as Python does for an unknown keyword, and suggest the nearest known one."""
-    try:
-        refuse_unknown("option", name, known)
-    except ValueError as error:
-        raise TypeError(str(error)) from None
 
 
 def settings_of(kind: type[Settings], options: Mapping[str, Any]) -> Settings:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from varla.ops.checks import check_shapes, check_untracked, dtype_name, dtype_of, shape_of
+from varla.ops.checks import check_shapes, check_untracked, dtype_name, dtype_of
 
 _FILE_VERSION = "1"
 
@@ -173,7 +173,7 @@ def check_state(
     """Check a state from the user against the sizes, device and dtype of the inputs."""
     if not isinstance(state, kind):
         raise TypeError(f"{name} must be a {kind.__name__} or None, got {type(state).__name__}")
-    wanted = state_dtype(dtype)
+    wanted = torch.float64 if dtype == torch.float64 else torch.float32
     for field, x in state.tensors().items():
         letters = kind.LAYOUT[field].split()
         shape = [sizes[letter] for letter in letters]
@@ -181,7 +181,7 @@ def check_state(
         if not isinstance(x, Tensor):
             raise TypeError(f"{label} must be a tensor, got {type(x).__name__}")
         if list(x.shape) != shape:
-            raise ValueError(f"{label} must have shape [{', '.join(letters)}] = {shape}, got {shape_of(x)}")
+            raise ValueError(f"{label} must have shape [{', '.join(letters)}] = {shape}, got {list(x.shape)}")
         if x.device != device:
             raise ValueError(f"{label} must be on the inputs' device {device}, got {x.device}")
         if x.dtype != (torch.int64 if field == "t" else wanted):
@@ -225,8 +225,3 @@ def write_safetensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def state_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of a state for inputs of the given dtype: float64 for float64, else float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32

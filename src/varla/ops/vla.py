@@ -6,6 +6,7 @@ from typing import Any, Literal, Unpack, overload
 
 from torch import Tensor
 
+from varla.arguments import refuse_unknown
 from varla.ops.checks import check_inputs, check_untracked
 from varla.ops.directions.reference import directions_reference
 from varla.ops.directions.settings import DirectionOptions, DirectionSettings
@@ -17,7 +18,6 @@ from varla.ops.dispatch import (
     Result,
     accepts,
     defaults_of,
-    refuse_option,
     run,
     run_step,
     settings_of,
@@ -146,7 +146,7 @@ def vla_step(
             derivatives), or "auto": the kernel on a GPU if no gradients are needed, else the loop.
     """
     for name in options.keys() - SCALARS.keys():
-        refuse_option(name, ["inplace", "backend", *SCALARS])
+        refuse_unknown("option", name, ["inplace", "backend", *SCALARS], error=TypeError)
     settings = settings_of(VLASettings, options).halves
     (q, k, v, u), sizes = check_inputs({"q": (q, "B H D"), "k": (k, "B H D"), "v": (v, "B H Dv"), "u": (u, "B H D")})
     if inplace:

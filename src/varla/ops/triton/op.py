@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from varla.ops.custom_op import Call, StateOperator
-from varla.ops.packing import packed_lengths
+from varla.ops.packing import sequence_bounds
 from varla.ops.state import DIMENSIONS
 from varla.ops.triton.launcher import Launcher, Precision, Shape, capability_of, known_parts, parts_needed
 from varla.ops.triton.plan import Plan, make_plan, span_length
@@ -69,7 +69,7 @@ class KernelOperator(StateOperator):
         """The launcher for a call, with compiled kernels."""
         first, like = call.inputs[0], call.inputs[self.output_like]
         B, T, H, D = first.shape
-        lengths = (T,) * B if call.cu_seqlens is None else packed_lengths(call.cu_seqlens, T)
+        lengths = (T,) * B if call.cu_seqlens is None else tuple(sequence_bounds(call.cu_seqlens, T)[1])
         sizes = (H, D, like.shape[-1])
         found = launcher_for(self.kind, lengths, sizes, first.dtype, first.device, tuple(call.settings), backward)
         if first.is_cuda and torch.cuda.is_current_stream_capturing():
