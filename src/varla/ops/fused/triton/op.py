@@ -52,7 +52,7 @@ class VLALauncher(Launcher):
         q, k, v, _ = inputs
         tokens, (H, D) = q.shape[0] * q.shape[1], q.shape[2:]
         return [
-            q.new_empty(tokens, H, D, dtype=Precision.of(q.dtype, D).buffer),
+            q.new_empty(tokens, H, D, dtype=Precision.of(q.dtype, int(D)).buffer),
             *directions.DirectionLauncher.buffers((k,), chunks, spans, along),
             *memory.MemoryLauncher.buffers((q, k, v), chunks, spans, settings),
         ]

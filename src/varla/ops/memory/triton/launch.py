@@ -81,7 +81,7 @@ class MemoryLauncher(Launcher):
         """See Launcher and `Kept`."""
         q, _, v, *_ = inputs
         tokens, (H, D), DV = q.shape[0] * q.shape[1], q.shape[2:], v.shape[-1]
-        buffer = Precision.of(q.dtype, D).buffer
+        buffer = Precision.of(q.dtype, int(D)).buffer  # under torch.compile, D may be symbolic
         kept = Kept(
             norm=q.new_empty(tokens if settings.normalize_key else 0, H, dtype=torch.float32),
             denominator=q.new_empty(tokens, H, dtype=torch.float32),
