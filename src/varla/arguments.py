@@ -58,8 +58,10 @@ def check_flag(name: str, value: object) -> None:
         raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
-def refuse_unknown(what: str, name: object, allowed: Iterable[str], *, where: str = "") -> None:
-    """Raise unless `name` is allowed. The error suggests the nearest allowed name and lists all of them."""
+def refuse_unknown(
+    what: str, name: object, allowed: Iterable[str], *, where: str = "", error: type[Exception] = ValueError
+) -> None:
+    """Raise `error` unless `name` is allowed. It suggests the nearest allowed name and lists all of them."""
     words = list(allowed)
     if not isinstance(name, str):
         raise TypeError(f"{what} must be a string, got {name!r} ({type(name).__name__})")
@@ -69,4 +71,4 @@ def refuse_unknown(what: str, name: object, allowed: Iterable[str], *, where: st
     folded = {word.lower().replace("_", "-"): word for word in words}
     near = difflib.get_close_matches(name.lower().replace("_", "-"), folded, n=1)
     hint = f"; did you mean {folded[near[0]]!r}?" if near else ""
-    raise ValueError(f"unknown {what} {name!r}{where}{hint} (allowed: {', '.join(words)})")
+    raise error(f"unknown {what} {name!r}{where}{hint} (allowed: {', '.join(words)})")

@@ -26,7 +26,7 @@ def check_inputs(inputs: Mapping[str, tuple[Tensor, str]]) -> tuple[list[Tensor]
     for letter, size in sizes.items():
         if letter not in "BT" and size < 1:
             owner = next(name for name, (_, dims) in inputs.items() if letter in dims.split())
-            raise ValueError(f"{owner} must have {letter} >= 1, got {shape_of(inputs[owner][0])}")
+            raise ValueError(f"{owner} must have {letter} >= 1, got {list(inputs[owner][0].shape)}")
     tensors = [x for x, _ in inputs.values()]
     first, *others = inputs
     for name in others:
@@ -48,7 +48,7 @@ def check_cu_seqlens(cu_seqlens: object, B: int, device: torch.device) -> TypeGu
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"cu_seqlens must be int32 or int64, got {dtype_of(cu_seqlens)}")
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
-        raise ValueError(f"cu_seqlens must have shape [N + 1] for N >= 1 sequences, got {shape_of(cu_seqlens)}")
+        raise ValueError(f"cu_seqlens must have shape [N + 1] for N >= 1 sequences, got {list(cu_seqlens.shape)}")
     if cu_seqlens.device not in (device, torch.device("cpu")):
         raise ValueError(f"cu_seqlens must be on {device} or on the CPU, got {cu_seqlens.device}")
     if B != 1:
@@ -70,21 +70,16 @@ def check_shapes(inputs: Mapping[str, tuple[Tensor, str]]) -> dict[str, int]:
     for name, (x, dims) in inputs.items():
         letters = dims.split()
         if x.dim() != len(letters):
-            raise ValueError(f"{name} must have {len(letters)} dimensions [{', '.join(letters)}], got {shape_of(x)}")
+            raise ValueError(f"{name} must have {len(letters)} dimensions [{', '.join(letters)}], got {list(x.shape)}")
         for letter, size in zip(letters, x.shape, strict=True):
             if letter not in sizes:
                 sizes[letter], owner[letter] = size, name
             elif sizes[letter] != size:
                 raise ValueError(
                     f"{name} must have shape [{', '.join(letters)}] with {letter} = {sizes[letter]} as in "
-                    f"{owner[letter]}, got {shape_of(x)}"
+                    f"{owner[letter]}, got {list(x.shape)}"
                 )
     return sizes
-
-
-def shape_of(x: Tensor) -> list[int]:
-    """The shape as a plain list."""
-    return list(x.shape)
 
 
 def dtype_of(x: Tensor) -> str:

@@ -8,10 +8,11 @@ typed argument for each of its fields, and rebuilt inside the operator.
 """
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
@@ -150,6 +151,40 @@ def plain_gradients(
     return [None if x is None else next(dinputs) for x in leaves]
 
 
+def kernel_operator(
+    name: str,
+    function: Callable[..., Any],
+    fake: Callable[..., Any],
+    backward: Callable[..., list[Tensor]],
+    plain: Callable[..., Any],
+    tensors: int,
+) -> Callable[..., Any]:
+    """Like `operator`, for a kernel with a kernel as its backward. The first `tensors` arguments are tensors or None.
+
+    `backward` takes the arguments of the function and the gradients of its results, and returns the gradients of the
+    tensors that are not None. `plain` computes the function in PyTorch, for double backward.
+    """
+
+    def fake_backward(*arguments: Any) -> list[Tensor]:
+        return [empty(x) for x in present(arguments[:tensors])]
+
+    def setup_context(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+        ctx.scalars = inputs[tensors:]
+        ctx.save_for_backward(*inputs[:tensors])
+
+    def derive(ctx: Any, grads: Any) -> tuple[Any, ...]:
+        given = ctx.saved_tensors
+        if torch.is_grad_enabled():  # double backward: the PyTorch form is differentiable
+            dinputs = plain_gradients(lambda *x: plain(*x, *ctx.scalars), given, grads)
+        else:
+            found = iter(registered(*given, *ctx.scalars, grads))
+            dinputs = [None if x is None else next(found) for x in given]
+        return *dinputs, *[None] * len(ctx.scalars)
+
+    registered = operator(f"{name}_backward", backward, fake_backward, refuse_double_backward("triton"))
+    return operator(name, function, fake, derive, setup_context)
+
+
 def refuse_double_backward(backend: str) -> Callable[..., Any]:
     """The backward of a hand-written backward: it raises an error that says what to use instead."""
 
@@ -160,3 +195,125 @@ def refuse_double_backward(backend: str) -> Callable[..., Any]:
         )
 
     return refuse
+
+
+def empty(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """An empty contiguous tensor like x."""
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+
+
+def present(tensors: Sequence[Tensor | None]) -> list[Tensor]:
+    """The tensors that are not None."""
+    return [x for x in tensors if x is not None]
+
+
+class Call(NamedTuple):
+    """Arguments of a StateOperator beside its state: t [rows] is the number of tokens seen before the call."""
+
+    inputs: Sequence[Any]
+    t: Tensor
+    cu_seqlens: Tensor | None
+    settings: Sequence[Any]
+
+
+class StateOperator(ABC):
+    """torch.ops.varla.<name>: one form of an operator that carries a state, with a hand-written backward.
+
+    It takes (*inputs [B, T, H, *], *state, t, cu_seqlens, *settings, whether a backward follows). `inputs` and `state`
+    name the tensors; a question mark means that a tensor may be None. `settings` are types: dataclasses or plain
+    values. `output_like` is the index of the input whose shape the outputs have. The backward returns gradients of all
+    inputs and state tensors.
+    """
+
+    def __init__(
+        self, name: str, backend: str, inputs: str, state: str, output_like: int, settings: Sequence[type[Any]]
+    ) -> None:
+        """Register the operator (`self.forward`) and its backward."""
+        self.inputs, self.state, self.output_like = inputs.split(), state.split(), output_like
+        hints = {each.rstrip("?"): Tensor | None if each.endswith("?") else Tensor for each in self.inputs}
+        held = {each.rstrip("?"): Tensor | None if each.endswith("?") else Tensor for each in self.state}
+        scalars = {f"settings{i}": kind for i, kind in enumerate(settings)}
+        shared = {"t": Tensor, "cu_seqlens": Tensor | None, **scalars}
+        gradients = {"kept": Sequence[Tensor], "do": Tensor, "dfinal": Sequence[Tensor]}
+        self._backward = operator(
+            f"{name}_backward",
+            self._run_backward,
+            self._fake_backward,
+            refuse_double_backward(backend),
+            signature=_signature({**hints, **shared, **gradients}),
+        )
+        self.forward = operator(
+            name,
+            self.run,
+            self._fake,
+            self._derive,
+            self._setup_context,
+            _signature({**hints, **held, **shared, "keep": bool}),
+        )
+
+    @abstractmethod
+    def run(self, *arguments: Any) -> list[Tensor]:
+        """[outputs, *final state]; if a backward follows, also the tensors of `buffers`, filled."""
+
+    @abstractmethod
+    def run_backward(
+        self, call: Call, kept: Sequence[Tensor], do: Tensor, dfinal: Sequence[Tensor]
+    ) -> tuple[Sequence[Any], Sequence[Tensor]]:
+        """(gradients of the inputs, of the initial state). `kept` is what `run` and `also_kept` returned."""
+
+    @abstractmethod
+    def buffers(self, call: Call, state: Sequence[Any]) -> list[Tensor]:
+        """Empty tensors for what the forward keeps for the backward. Their sizes depend on shapes alone."""
+
+    def also_kept(self, state: Sequence[Any], results: Sequence[Tensor]) -> list[Tensor]:
+        """What the backward reads beside the buffers: tensors of the initial state, and results of the forward."""
+        return []
+
+    def split(self, arguments: Sequence[Any]) -> tuple[Call, Sequence[Any], bool]:
+        """The operator's arguments as (call, state, whether a backward follows)."""
+        n, m = len(self.inputs), len(self.inputs) + len(self.state)
+        t, cu_seqlens, *settings, keep = arguments[m:]
+        return Call(arguments[:n], t, cu_seqlens, settings), arguments[n:m], keep
+
+    def _fake(self, *arguments: Any) -> list[Tensor]:
+        call, state, keep = self.split(arguments)
+        kept = self.buffers(call, state) if keep else []
+        return [empty(call.inputs[self.output_like]), *map(empty, present(state)), *kept]
+
+    def _setup_context(self, ctx: Any, arguments: Sequence[Any], output: Sequence[Tensor]) -> None:
+        call, state, _ = self.split(arguments)
+        results = output[: 1 + len(present(state))]
+        ctx.settings = call.settings
+        ctx.given = [x is not None for x in (*call.inputs, *state)]
+        ctx.results = [(x.shape, x.dtype) for x in results]
+        ctx.set_materialize_grads(False)  # else PyTorch allocates zero gradients for everything kept
+        kept = (*output[len(results) :], *self.also_kept(state, results))
+        ctx.save_for_backward(*call.inputs, call.t, call.cu_seqlens, *kept)
+
+    def _derive(self, ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
+        n = len(self.inputs) + 2
+        *inputs, t, cu_seqlens = ctx.saved_tensors[:n]
+        do, *dfinal = (
+            t.new_zeros(shape, dtype=dtype) if grad is None else grad
+            for grad, (shape, dtype) in zip(grads, ctx.results, strict=False)
+        )
+        kept = list(ctx.saved_tensors[n:])
+        found = iter(self._backward(*inputs, t, cu_seqlens, *ctx.settings, kept, do, dfinal))
+        others = [None] * (3 + len(ctx.settings))  # t, cu_seqlens, settings, keep
+        return *(next(found) if given else None for given in ctx.given), *others
+
+    def _run_backward(self, *arguments: Any) -> list[Tensor]:
+        """[*gradients of the non-None inputs, *gradients of the initial state]."""
+        n = len(self.inputs)
+        t, cu_seqlens, *settings, kept, do, dfinal = arguments[n:]
+        dinputs, dstate = self.run_backward(Call(arguments[:n], t, cu_seqlens, settings), kept, do, dfinal)
+        return [*present(dinputs), *dstate]
+
+    def _fake_backward(self, *arguments: Any) -> list[Tensor]:
+        return [empty(x) for x in (*present(arguments[: len(self.inputs)]), *arguments[-1])]
+
+
+def _signature(types: dict[str, Any]) -> inspect.Signature:
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter(name, kind, annotation=hint) for name, hint in types.items()]
+    return inspect.Signature(parameters, return_annotation=list[Tensor])

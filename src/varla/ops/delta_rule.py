@@ -4,7 +4,6 @@ It is `memory` that writes errors along the keys, with a write strength beta. Th
 that one has a gate that decays S, and no beta (`decayed_delta_rule`).
 """
 
-from collections.abc import Mapping
 from typing import Any, Literal, Unpack, overload
 
 from torch import Tensor
@@ -71,7 +70,7 @@ def delta_rule(
         {"q": (q, "B T H D"), "k": (k, "B T H D"), "v": (v, "B T H Dv"), "beta": (beta, "B T H")}
     )
     inputs = (q, k, v, None, beta[..., None], None)
-    return run(_DELTA, inputs, sizes, _settings(own), return_state, **call)
+    return run(_DELTA, inputs, sizes, _settings(**own), return_state, **call)
 
 
 def delta_rule_step(
@@ -87,19 +86,16 @@ def delta_rule_step(
     scale: float | None = None,
 ) -> tuple[Tensor, DeltaRuleState]:
     """One token: q, k [B, H, D], v [B, H, Dv], beta [B, H]. Returns (o [B, H, Dv], state); `state` is not changed."""
-    own = {
-        "feature_map": feature_map,
-        "normalize_query": normalize_query,
-        "normalize_key": normalize_key,
-        "scale": scale,
-    }
+    settings = _settings(
+        feature_map=feature_map, normalize_query=normalize_query, normalize_key=normalize_key, scale=scale
+    )
     (q, k, v, beta), sizes = check_inputs(
         {"q": (q, "B H D"), "k": (k, "B H D"), "v": (v, "B H Dv"), "beta": (beta, "B H")}
     )
-    return run_step(_DELTA, (q, k, v, None, beta[..., None], None), sizes, _settings(own), state)
+    return run_step(_DELTA, (q, k, v, None, beta[..., None], None), sizes, settings, state)
 
 
-def _settings(scalars: Mapping[str, Any]) -> tuple[MemorySettings]:
+def _settings(**scalars: Any) -> tuple[MemorySettings]:
     return (settings_of(MemorySettings, {**SCALARS, "normalizer": False, **scalars}),)
 
 

@@ -39,7 +39,7 @@ CALL: Mapping[str, Any] = {"initial_state": None, "cu_seqlens": None, "backend":
 
 @dataclass(frozen=True)
 class Mechanism(Generic[StateT]):
-    """The parts of an operator: its state, its forms, and its initial state if that is not zero.
+    """The parts of an operator: its state and its forms.
 
     `reference` takes (inputs [B, T, H, *], tensors of the state, token counts, *settings), all in the state's
     precision. `kernels` takes (inputs, tensors of the state, token counts, cu_seqlens, settings, whether a backward
@@ -52,7 +52,6 @@ class Mechanism(Generic[StateT]):
     reference: Callable[..., Result]
     chunk: ChunkOperator
     kernels: Callable[..., Result] | None = None
-    initial: Callable[..., StateT] | None = None
     kernel_tokens: float = math.inf
     decode: Callable[..., Tensor] | None = None
 
@@ -84,16 +83,8 @@ def split(options: Mapping[str, Any], scalars: Mapping[str, Any]) -> tuple[dict[
         elif name in scalars:
             own[name] = value
         else:
-            refuse_option(name, [*CALL, "return_state", *scalars])
+            refuse_unknown("option", name, [*CALL, "return_state", *scalars], error=TypeError)
     return call, own
-
-
-def refuse_option(name: str, known: list[str]) -> None:
-    """Raise a TypeError, as Python does for an unknown keyword, and suggest the nearest known one."""
-    try:
-        refuse_unknown("option", name, known)
-    except ValueError as error:
-        raise TypeError(str(error)) from None
 
 
 def settings_of(kind: type[Settings], options: Mapping[str, Any]) -> Settings:
@@ -251,14 +242,15 @@ def begin(
     settings: Sequence[Any],
     like: Tensor,
 ) -> StateT:
-    """The given state, checked; or the initial state for inputs like this one."""
+    """The given state, checked; or the initial state for inputs like this one: zeros, but A = I / lambda0."""
     if state is not None:
         check_state(name, state, mechanism.state, sizes, like.device, like.dtype)
         return state
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-    if mechanism.initial is None:
-        return mechanism.state.zeros(sizes, dtype, like.device)
-    return mechanism.initial(sizes, settings, dtype, like.device)
+    begun = mechanism.state.zeros(sizes, dtype, like.device)
+    if "A" in begun.LAYOUT:  # line 2 of Algorithm 1
+        begun.A.diagonal(dim1=-2, dim2=-1).fill_(1 / settings[0].lambda0)  # type: ignore[attr-defined]
+    return begun
 
 
 def _run_reference(

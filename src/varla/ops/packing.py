@@ -33,11 +33,6 @@ def sequence_bounds(cu_seqlens: Tensor, T: int) -> tuple[list[int], list[int]]:
     return offsets[:-1], [end - start for start, end in pairwise(offsets)]
 
 
-def packed_lengths(cu_seqlens: Tensor, T: int) -> tuple[int, ...]:
-    """Lengths of the packed sequences, checked."""
-    return tuple(sequence_bounds(cu_seqlens, T)[1])
-
-
 def token_bounds(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     """Offsets of the sequences among the tokens of x [B, T, *], checked: [sequences + 1], the last is the end."""
     B, T = x.shape[:2]

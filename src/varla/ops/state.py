@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from varla.ops.checks import check_shapes, check_untracked, dtype_name, dtype_of, shape_of
+from varla.ops.checks import check_shapes, check_untracked, dtype_name, dtype_of
 
 _FILE_VERSION = "1"
 
@@ -53,7 +53,7 @@ class Container(ABC):
 
     def __repr__(self) -> str:
         """Types and shapes, a line for each tensor."""
-        lines = [f"  {name}: {dtype_of(x)} {shape_of(x)}" for name, x in self.tensors().items()]
+        lines = [f"  {name}: {dtype_of(x)} {list(x.shape)}" for name, x in self.tensors().items()]
         return "\n".join([f"{type(self).__name__} of {self.nbytes:,} bytes", *lines])
 
 
@@ -95,12 +95,11 @@ class State(Container):
     @classmethod
     def zeros(cls: type[StateT], sizes: Mapping[str, int], dtype: torch.dtype, device: torch.device) -> StateT:
         """A state of zeros. `sizes` gives the size of each letter in `LAYOUT`."""
-        return cls.of(
-            torch.zeros(
-                [sizes[letter] for letter in dims.split()], dtype=torch.int64 if name == "t" else dtype, device=device
-            )
-            for name, dims in cls.LAYOUT.items()
-        )
+        tensors = []
+        for name, dims in cls.LAYOUT.items():
+            shape = [sizes[letter] for letter in dims.split()]
+            tensors.append(torch.zeros(shape, dtype=torch.int64 if name == "t" else dtype, device=device))
+        return cls(*tensors)
 
     def tensors(self) -> dict[str, Tensor]:
         """The state's tensors by name, in the order of its fields."""
@@ -197,7 +196,7 @@ def check_state(
     """Check a state from the user against the sizes, device and dtype of the inputs."""
     if not isinstance(state, kind):
         raise TypeError(f"{name} must be a {kind.__name__} or None, got {type(state).__name__}")
-    wanted = state_dtype(dtype)
+    wanted = torch.float64 if dtype == torch.float64 else torch.float32
     for field, x in state.tensors().items():
         letters = kind.LAYOUT[field].split()
         shape = [sizes[letter] for letter in letters]
@@ -205,7 +204,7 @@ def check_state(
         if not isinstance(x, Tensor):
             raise TypeError(f"{label} must be a tensor, got {type(x).__name__}")
         if list(x.shape) != shape:
-            raise ValueError(f"{label} must have shape [{', '.join(letters)}] = {shape}, got {shape_of(x)}")
+            raise ValueError(f"{label} must have shape [{', '.join(letters)}] = {shape}, got {list(x.shape)}")
         if x.device != device:
             raise ValueError(f"{label} must be on the inputs' device {device}, got {x.device}")
         if x.dtype != (torch.int64 if field == "t" else wanted):
@@ -249,8 +248,3 @@ def write_safetensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def state_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of a state for inputs of the given dtype: float64 for float64, else float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,15 +1,15 @@
 """`varla.vla` and `varla.vla_step`: `directions`, then `memory`, as one operator. It is Algorithm 1 of the paper."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
-import torch
 from torch import Tensor
 
+from varla.arguments import refuse_unknown
 from varla.ops.checks import check_inputs, check_untracked
 from varla.ops.directions.reference import directions_reference
-from varla.ops.directions.settings import DirectionSettings
+from varla.ops.directions.settings import DirectionOptions, DirectionSettings
 from varla.ops.dispatch import (
     CALL,
     CallOptions,
@@ -18,7 +18,6 @@ from varla.ops.dispatch import (
     Result,
     accepts,
     defaults_of,
-    refuse_option,
     run,
     run_step,
     settings_of,
@@ -30,38 +29,22 @@ from varla.ops.memory.settings import MemorySettings
 from varla.ops.state import VLAState
 
 
-class VLAOptions(TypedDict, total=False):
+class VLAOptions(DirectionOptions, total=False):
     """The scalars of `varla.vla`, for type checkers; see `VLASettings`."""
 
-    lambda0: float
-    refresh_every: int | None
-    refresh: float
     eps: float
-    gain: str
-    feature_map: str
-    penalty_scale: float | None
     normalizer: bool
-    normalize_key: bool
-    update_penalty: bool
 
 
 @dataclass(frozen=True)
-class VLASettings:
+class VLASettings(DirectionSettings):
     """The scalars of VLA. The function, the step, the layer and the configurations all read them here.
 
-    They are the scalars of `directions` and of `memory`. Both have feature_map and normalize_key, with the same value.
+    They are those of `directions`, and two of `memory`. Both have feature_map and normalize_key, with the same value.
     """
 
-    lambda0: float = 0.1
-    refresh_every: int | None = 20
-    refresh: float = 1e-3
-    eps: float = 1e-4
-    gain: str = "unit"
-    feature_map: str = "elu1"
-    penalty_scale: float | None = None
-    normalizer: bool = True
-    normalize_key: bool = True
-    update_penalty: bool = True
+    eps: float = MemorySettings.eps
+    normalizer: bool = MemorySettings.normalizer
 
     # The settings of `directions` and of `memory`.
     halves: tuple[DirectionSettings, MemorySettings] = field(init=False, repr=False, compare=False)
@@ -163,21 +146,12 @@ def vla_step(
             derivatives), or "auto": the kernel on a GPU if no gradients are needed, else the loop.
     """
     for name in options.keys() - SCALARS.keys():
-        refuse_option(name, ["inplace", "backend", *SCALARS])
+        refuse_unknown("option", name, ["inplace", "backend", *SCALARS], error=TypeError)
     settings = settings_of(VLASettings, options).halves
     (q, k, v, u), sizes = check_inputs({"q": (q, "B H D"), "k": (k, "B H D"), "v": (v, "B H Dv"), "u": (u, "B H D")})
     if inplace:
         check_untracked("an update in place keeps nothing for a backward", {"q": q, "k": k, "v": v, "u": u})
     return run_step(_VLA, (q, k, v, u), sizes, settings, state, backend=backend, inplace=inplace)
-
-
-def _initial(sizes: Mapping[str, int], settings: Sequence[Any], dtype: torch.dtype, device: torch.device) -> VLAState:
-    """S = 0, A = I / lambda0, z = 0, t = 0 (lines 1 to 3 of Algorithm 1)."""
-    B, H, D, Dv = sizes["B"], sizes["H"], sizes["D"], sizes["Dv"]
-    S = torch.zeros(B, H, Dv, D, dtype=dtype, device=device)
-    z = torch.zeros(B, H, D, dtype=dtype, device=device)
-    t = torch.zeros(B, dtype=torch.int64, device=device)
-    return VLAState(S, settings[0].initial_A(sizes, dtype, device), z, t)
 
 
 def _reference(
@@ -207,4 +181,4 @@ def _decode(inputs: Sequence[Any], state: VLAState, settings: Sequence[Any]) -> 
     return o
 
 
-_VLA = Mechanism(VLAState, _reference, vla_chunk, _kernels, _initial, decode=_decode)
+_VLA = Mechanism(VLAState, _reference, vla_chunk, _kernels, decode=_decode)

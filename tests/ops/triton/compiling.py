@@ -18,10 +18,9 @@ from triton.compiler import ASTSource
 
 from tests.ops.triton.recorded import recorded
 from tests.ops.triton.registers import disassembled, unwritten
-from varla.ops.directions.triton.launch import DirectionLauncher
-from varla.ops.fused.triton import op
-from varla.ops.memory.triton.launch import MemoryLauncher
+from varla.ops.fused.triton.op import VLALauncher, vla_triton
 from varla.ops.state import VLAState
+from varla.ops.triton import op
 from varla.ops.triton.launcher import Precision, Shape
 from varla.ops.triton.plan import make_plan, span_length
 from varla.ops.vla import VLASettings
@@ -97,11 +96,10 @@ def main(arch: int, dtype: torch.dtype, D: int, DV: int, refresh: int | None) ->
     plan = make_plan((T,), span_length(T, H), torch.device("cpu"))
     shape = Shape.of(H, D, DV, precision.buffer, arch // 10)
     along, held = settings.halves
-    pair = DirectionLauncher(plan, shape, precision, along), MemoryLauncher(plan, shape, precision, held)
-    op.launchers = lambda *_: pair  # type: ignore[assignment]
+    op.launcher_for = lambda *_: VLALauncher(plan, shape, precision, along, held)  # type: ignore[assignment]
     leaves = [y.requires_grad_() for y in x]
     state = VLAState.zeros({"B": 1, "H": H, "D": D, "Dv": DV}, torch.float32, torch.device("cpu"))
-    o, *_ = op.vla_triton(*leaves, state.S, state.A, state.z, state.t, None, along, held, True)
+    o, *_ = vla_triton(*leaves, state.S, state.A, state.z, state.t, None, along, held, True)
     o.sum().backward()
 
 

@@ -16,7 +16,8 @@ def main(arch: int, dtype: torch.dtype, D: int, error: bool) -> None:
     report_launches(arch)
     q, k, v = (torch.randn(1, 200, 2, D, dtype=dtype, requires_grad=True) for _ in range(3))
     settings = MemorySettings(feature_map="identity", normalizer=not error, normalize_key=False, error=error)
-    o, *_ = memory_triton(q, k, v, k, torch.zeros(1, 2, D, D), torch.zeros(1, 2, D), None, settings, True)
+    S, z, t = torch.zeros(1, 2, D, D), torch.zeros(1, 2, D), torch.zeros(1, dtype=torch.int64)
+    o, *_ = memory_triton(q, k, v, k, S, z, t, None, settings, True)
     o.sum().backward()
 
 

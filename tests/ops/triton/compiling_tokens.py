@@ -29,7 +29,7 @@ def main(arch: int, dtype: torch.dtype, D: int, DV: int, refresh: int | None, ga
     wide = [x.float().requires_grad_() for x in (q, k)]
     gate, beta = (torch.ones(B, T, H, *more).requires_grad_() for more in ((DV,), ()))
     for g, b, error in ((gate, None, True), (None, beta, True), (None, None, False)):
-        o, *_ = recurrent_triton(*wide, v.requires_grad_(), g, b, S, None, error, True)
+        o, *_ = recurrent_triton(*wide, v.requires_grad_(), g, b, S, state.t, None, error, True)
         o.sum().backward()
 
 

@@ -17,10 +17,9 @@ import triton.language as tl
 
 from reproduction.sequential import vla_sequential
 from varla.ops.backends import triton_interpreted
-from varla.ops.fused.triton import op as fused
-from varla.ops.memory.triton import op as memory_op
 from varla.ops.triton.convolution import convolve
 from varla.ops.triton.launcher import Precision
+from varla.ops.triton.op import launcher_for
 from varla.ops.vla import VLASettings
 
 pytestmark = pytest.mark.skipif(not triton_interpreted(), reason="on a GPU, compute-sanitizer does this")
@@ -33,8 +32,7 @@ if triton_interpreted():
 def _launchers_anew() -> Iterator[None]:
     """Launchers are kept from call to call, with the precision they were made for."""
     yield
-    for cached in (fused.launchers, memory_op.launcher):
-        cached.cache_clear()
+    launcher_for.cache_clear()
 
 
 PREPARED = ("features_forward", "features_backward")  # queries and keys, before a mechanism's own kernels
@@ -85,8 +83,7 @@ def test_vla(
 ) -> None:
     """Buffers between kernels as on a GPU, but for how operands of products are rounded."""
     exact = Precision(buffer, "tf32x3", "tf32x3", "tf32x3")
-    fused.launchers.cache_clear()
-    memory_op.launcher.cache_clear()
+    launcher_for.cache_clear()
     monkeypatch.setattr(Precision, "of", classmethod(lambda *_: exact))
     names = both(varla.vla, inputs(2, T, H, D, Dv, buffer), refresh_every=period)
     assert {"forward_walk", "prepare", "scan", "read", "turn", "scan_backward", "unread", "finish"} <= names
@@ -108,8 +105,7 @@ def test_packed() -> None:
 @pytest.mark.parametrize("buffer", [torch.float32, torch.bfloat16])
 def test_others_in_chunks(buffer: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     exact = Precision(buffer, "tf32x3", "tf32x3", "tf32x3")
-    fused.launchers.cache_clear()
-    memory_op.launcher.cache_clear()
+    launcher_for.cache_clear()
     monkeypatch.setattr(Precision, "of", classmethod(lambda *_: exact))
     go_token_by_token(monkeypatch, up_to=0)
     q, k, v, _ = inputs(2, 70, 2, 5, 40, buffer)

@@ -189,6 +189,17 @@ def test_the_operator_is_registered_right(packed: bool) -> None:
     assert_fakes_agree(call, [*inputs, *memory], "vla_triton", "vla_triton_backward")
 
 
+def test_sizes_may_be_symbolic() -> None:
+    def loss(*x: torch.Tensor) -> torch.Tensor:
+        return varla.vla(*x, backend="triton").sin().sum()
+
+    torch.compiler.reset()
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True, dynamic=True)
+    leaves = [torch.randn(2, 9, 2, 16, device=DEVICE, requires_grad=True) for _ in range(4)]
+    got, wanted = (torch.autograd.grad(call(*leaves), leaves) for call in (compiled, loss))
+    assert all(torch.equal(x, y) for x, y in zip(got, wanted, strict=True))
+
+
 @pytest.mark.parametrize("options", [{}, NO_REFRESH], ids=["refresh", "no refresh"])
 def test_only_the_symmetric_part_of_A_counts(options: dict[str, Any]) -> None:
     inputs, state = vla_inputs(300, B=1, H=1, D=16, Dv=16), vla_state(1, 1, 16, 16)

@@ -121,7 +121,8 @@ def test_as_an_operator(error: bool) -> None:
     q, k, v, a = (randn(B, 5, H, d, seed=i).float().to(DEVICE).requires_grad_() for i, d in enumerate((8, 8, 6, 8)))
     S, z = (randn(B, H, *shape, seed=5).float().to(DEVICE).requires_grad_() for shape in ((6, 8), (8,)))
     settings = MemorySettings(feature_map="identity", normalizer=not error, normalize_key=False, error=error)
-    arguments = flat((q, k, v, a, S, z, None, settings, True))
+    t = torch.zeros(B, dtype=torch.int64, device=DEVICE)
+    arguments = flat((q, k, v, a, S, z, t, None, settings, True))
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     found = torch.library.opcheck(memory_triton.registered, arguments, test_utils=checks)
     assert set(found.values()) == {"SUCCESS"}

@@ -11,13 +11,13 @@ triton = pytest.importorskip("triton")
 
 from tests.ops.triton.test_compiling_chunks import SHARED_BY_BOTH  # noqa: E402
 from varla.ops.directions.triton import inverse, walk  # noqa: E402
-from varla.ops.directions.triton.launch import DirectionLauncher  # noqa: E402
-from varla.ops.fused.triton.op import Launchers, rehearse  # noqa: E402
+from varla.ops.fused.triton.op import VLALauncher  # noqa: E402
 from varla.ops.memory.settings import MemorySettings  # noqa: E402
 from varla.ops.memory.triton import kernels  # noqa: E402
 from varla.ops.memory.triton.launch import MemoryLauncher  # noqa: E402
 from varla.ops.triton import launcher, precompile  # noqa: E402
-from varla.ops.triton.launcher import NARROW_KEY, Precision, Shape  # noqa: E402
+from varla.ops.triton.launcher import NARROW_KEY, Launcher, Precision, Shape  # noqa: E402
+from varla.ops.triton.op import rehearse  # noqa: E402
 from varla.ops.triton.plan import make_plan, span_length  # noqa: E402
 from varla.ops.vla import VLASettings  # noqa: E402
 
@@ -59,10 +59,13 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> set[tuple[Any, ...]]:
     return kernels
 
 
-def launchers(shape: Shape, precision: Precision, **options: Any) -> Launchers:
-    along, held = VLASettings(**options).halves
-    plan = make_plan((64,), 64, CPU)
-    return DirectionLauncher(plan, shape, precision, along), MemoryLauncher(plan, shape, precision, held)
+def rehearsal(kind: type[Launcher], shape: Shape, precision: Precision, dtype: torch.dtype, *settings: Any) -> Any:
+    made = kind(make_plan((64,), 64, CPU), shape, precision, *settings)
+
+    def call(tokens: int, plan: Any, started: list[Any]) -> None:
+        rehearse(replace(made, plan=plan, dry=started), settings, tokens, dtype, CPU, True)
+
+    return call
 
 
 @pytest.mark.parametrize("H", [1, 4, 16, 100])
@@ -72,11 +75,8 @@ def test_no_length_and_no_batch_needs_another_kernel(
     H: int, refresh_every: int | None, dtype: torch.dtype, seen: set[tuple[Any, ...]]
 ) -> None:
     D, precision = 64, Precision.of(dtype, 64, interpreted=False)
-    pair = launchers(Shape.of(H, D, D, precision.buffer), precision, refresh_every=refresh_every)
-
-    def call(tokens: int, plan: Any, started: list[Any]) -> None:
-        rehearse(pair, tokens, plan, started, dtype, CPU, True)
-
+    settings = VLASettings(refresh_every=refresh_every).halves
+    call = rehearsal(VLALauncher, Shape.of(H, D, D, precision.buffer), precision, dtype, *settings)
     precompile.rehearse_all(call, H, CPU, started=[])
     known = set(seen)
     assert {"forward_walk", "scan", "finish", "backward_walk"} <= {name for name, *_ in known}
@@ -93,11 +93,7 @@ def test_nor_do_the_delta_rule_and_linear_attention(
 ) -> None:
     D, precision = 64, Precision.of(dtype, 64, interpreted=False)
     settings = MemorySettings(feature_map="identity", normalizer=not error, normalize_key=False, error=error)
-    held = MemoryLauncher(make_plan((64,), 64, CPU), Shape.of(H, D, D, precision.buffer), precision, settings)
-
-    def call(tokens: int, plan: Any, started: list[Any]) -> None:
-        replace(held, plan=plan, dry=started).rehearse(tokens, dtype, CPU, True)
-
+    call = rehearsal(MemoryLauncher, Shape.of(H, D, D, precision.buffer), precision, dtype, settings)
     precompile.rehearse_all(call, H, CPU, started=[])
     known = set(seen)
     assert {name for name, *_ in known} == {*SHARED_BY_BOTH, *(["turn"] if error else [])}
@@ -109,8 +105,8 @@ def test_nor_do_the_delta_rule_and_linear_attention(
 def test_odd_sizes_over_the_memory_of_others(seen: set[tuple[Any, ...]]) -> None:
     """In bfloat16 with Dv=128 dP lies where dS did, whatever D is."""
     D, precision = 17, Precision.of(torch.bfloat16, 17, interpreted=False)
-    pair = launchers(Shape.of(2, D, 128, precision.buffer), precision)
-    rehearse(pair, 70, make_plan((70,), 256, CPU), [], torch.bfloat16, CPU, True)
+    shape, settings = Shape.of(2, D, 128, precision.buffer), VLASettings().halves
+    rehearsal(VLALauncher, shape, precision, torch.bfloat16, *settings)(70, make_plan((70,), 256, CPU), [])
     assert "finish" in {name for name, *_ in seen}
 
 

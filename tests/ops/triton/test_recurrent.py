@@ -129,7 +129,8 @@ def test_as_an_operator(kind: str) -> None:
     gate = torch.rand(B, 5, H, 6, device=DEVICE, requires_grad=True) if kind == "gate" else None
     beta = torch.rand(B, 5, H, device=DEVICE, requires_grad=True) if kind == "strength" else None
     S = randn(B, H, 6, 8, seed=5).float().to(DEVICE).requires_grad_()
-    arguments = (q, k, v, gate, beta, S, None, kind != "neither", True)
+    t = torch.zeros(B, dtype=torch.int64, device=DEVICE)
+    arguments = (q, k, v, gate, beta, S, t, None, kind != "neither", True)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     found = torch.library.opcheck(torch.ops.varla.recurrent_triton.default, arguments, test_utils=checks)
     assert set(found.values()) == {"SUCCESS"}
@@ -182,4 +183,4 @@ def test_slots_do_not_overlap() -> None:
             taken += [begin // EVERY + sequence + i for i in range(-(-length // EVERY))]
             begin += length
         assert len(set(taken)) == len(taken)
-        assert max(taken, default=0) < recurrent._slots(torch.empty(1, begin, 1, 1), len(lengths), True)
+        assert max(taken, default=0) < recurrent.slots_needed(begin, len(lengths))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from varla.ops.chunk.plan import Block, Plan, Segment
 from varla.ops.chunk.window import Window, table
+from varla.ops.custom_op import empty
 
 
 @dataclass(frozen=True)
@@ -86,15 +87,10 @@ class Job:
         return window, Context(window.valid(heads), refresh)
 
 
-def forward(job: Job, inputs: Inputs, state: Tensors, slots: int) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """(outputs, final state, state before every chunk) from inputs [B, T, H, *] and the state.
-
-    With slots = 0, nothing is kept for the backward, and the last list holds empty tensors.
-    """
-    like = inputs[job.cell.output_like]
-    o = torch.empty_like(like, memory_format=torch.contiguous_format)
-    final = [x.clone() for x in state]
-    kept = [x.new_empty(slots, *x.shape[1:]) for x in state]
+def forward(job: Job, inputs: Inputs, state: Tensors, kept: Tensors) -> tuple[Tensor, list[Tensor]]:
+    """(outputs, final state) from inputs [B, T, H, *] and the state. `kept` gets the state before each chunk."""
+    o = empty(inputs[job.cell.output_like])
+    final = [x.clone(memory_format=torch.contiguous_format) for x in state]
     for block in job.plan.blocks:
         carried = [_flat(x[job.rows(block.lo, block.hi)]) for x in state]
         for segment in block.segments:
@@ -104,16 +100,16 @@ def forward(job: Job, inputs: Inputs, state: Tensors, slots: int) -> tuple[Tenso
             y, starts, after = job.cell.forward(loaded, carried, context)
             carried = list(after)
             window.store(y, o)
-            if slots:
+            if kept:  # not empty: a backward follows
                 _keep(segment, starts, kept)
         _retire(job, block, 0, carried, final)
-    return o, final, kept
+    return o, final
 
 
 def backward(job: Job, inputs: Inputs, kept: Tensors, do: Tensor, dfinal: Tensors) -> tuple[list[Any], list[Tensor]]:
     """(gradients of the inputs, of the initial state) from the gradients of the outputs and of the final state."""
-    dinputs = [None if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
-    dstate = [x.clone() for x in dfinal]
+    dinputs = [None if x is None else empty(x) for x in inputs]
+    dstate = [x.clone(memory_format=torch.contiguous_format) for x in dfinal]
     for block in job.plan.blocks:
         carried = [_flat(x[:0]) for x in dfinal]
         for segment in reversed(block.segments):

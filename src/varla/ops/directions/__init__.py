@@ -5,10 +5,9 @@ A <- A + eta I                                  every `refresh_every` tokens
 a = A k / |A k|                                 or another gain
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, Unpack, overload
 
-import torch
 from torch import Tensor
 
 from varla.ops.checks import check_inputs
@@ -67,13 +66,6 @@ def _reference(inputs: Sequence[Any], held: Held, t: Tensor, settings: Direction
     return a, [A]
 
 
-def _initial(
-    sizes: Mapping[str, int], settings: Sequence[Any], dtype: torch.dtype, device: torch.device
-) -> DirectionState:
-    t = torch.zeros(sizes["B"], dtype=torch.int64, device=device)
-    return DirectionState(settings[0].initial_A(sizes, dtype, device), t)
-
-
 def _kernels(
     inputs: Sequence[Any], held: Held, t: Tensor, cu_seqlens: Tensor | None, settings: Sequence[Any], keep: bool
 ) -> Result:
@@ -84,4 +76,4 @@ def _kernels(
 
 
 _chunk = ChunkOperator("directions_chunk", DirectionCell, "k u", "A", DirectionSettings)
-_DIRECTIONS = Mechanism(DirectionState, _reference, _chunk, _kernels, _initial)
+_DIRECTIONS = Mechanism(DirectionState, _reference, _chunk, _kernels)

@@ -71,7 +71,10 @@ class Recomputed:
         self.length = settings.length_of_u(u.shape[-1])
         self.unit_u, self.inverse = unit(u)
         self.U = self.unit_u * self.length
-        self.parts = factor_all(self.U, A0, refresh) if settings.update_penalty else None
+        self.parts = None
+        if settings.update_penalty:
+            drift = None if refresh is None else refresh.before * self.U
+            self.parts = factor(self.U, A0, drift, eye_like(u, u.shape[1]))
         self.gain = Gain(settings.gain, apply_A(K, A0, self.parts.Z if self.parts else None, refresh), K)
         self.a = self.gain.a
 
@@ -104,11 +107,6 @@ def factor(U: Tensor, A0: Tensor, drift: Tensor | None, eye: Tensor) -> Factor:
     elif info.any():
         _refuse_indefinite(gram, info)
     return Factor(W, L, solve_lower(L, W))
-
-
-def factor_all(U: Tensor, A0: Tensor, refresh: Refresh | None) -> Factor:
-    """Factorise all chunks of a segment at once, from the A before each."""
-    return factor(U, A0, None if refresh is None else refresh.before * U, eye_like(U, U.shape[1]))
 
 
 def _refuse_indefinite(gram: Tensor, info: Tensor) -> None:

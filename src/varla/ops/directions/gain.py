@@ -8,11 +8,7 @@ from varla.ops.features import safe_reciprocal, unit, unit_backward
 
 def write_direction(alpha: Tensor, k_hat: Tensor, gain: str) -> Tensor:
     """Scale alpha = A k by the gain: "unit" so that |alpha| = 1, "projection" so that k . alpha = 1, "raw" not."""
-    if gain == "unit":
-        return unit(alpha)[0]
-    if gain == "projection":
-        return alpha * safe_reciprocal(dot(k_hat, alpha))
-    return alpha
+    return Gain(gain, alpha, k_hat).a
 
 
 class Gain:
@@ -24,7 +20,7 @@ class Gain:
         if kind == "unit":
             self.a, self._scale = unit(P)
         elif kind == "projection":
-            self._scale = safe_reciprocal((K * P).sum(-1, keepdim=True))
+            self._scale = safe_reciprocal(dot(K, P))
             self.a = P * self._scale
         else:
             self.a = P
@@ -41,6 +37,6 @@ class Gain:
         if self.kind == "unit":
             return unit_backward(da, self.a, self._scale), 0.0
         if self.kind == "projection":
-            along = (da * self.a).sum(-1, keepdim=True)
+            along = dot(da, self.a)
             return (da - along * self.K) * self._scale, -along * self.a
         return da, 0.0

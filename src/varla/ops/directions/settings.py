@@ -1,11 +1,7 @@
 """The scalars of `varla.directions`."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypedDict
-
-import torch
-from torch import Tensor
 
 from varla.arguments import check_choice, check_count, check_flag, check_number
 from varla.ops.features import FEATURE_MAPS
@@ -64,9 +60,3 @@ class DirectionSettings:
     def length_of_u(self, D: int) -> float:
         """|u| after normalisation, for keys of D dimensions."""
         return D**-0.5 if self.penalty_scale is None else float(self.penalty_scale)
-
-    def initial_A(self, sizes: Mapping[str, int], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The initial A = I / lambda0 (line 2 of Algorithm 1), [B, H, D, D]."""
-        A = torch.zeros(sizes["B"], sizes["H"], sizes["D"], sizes["D"], dtype=dtype, device=device)
-        A.diagonal(dim1=-2, dim2=-1).fill_(1 / self.lambda0)
-        return A

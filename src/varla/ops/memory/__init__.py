@@ -102,7 +102,7 @@ def kernel_form(
     """The kernels, with the arguments of dispatch.Mechanism.kernels."""
     from varla.ops.memory.triton.op import memory_kernels
 
-    return memory_kernels(inputs, held, cu_seqlens, settings[0], keep)
+    return memory_kernels(inputs, held, t, cu_seqlens, settings[0], keep)
 
 
 memory_chunk = ChunkOperator("memory_chunk", MemoryCell, "q k v a? beta? log_gate?", "S z?", MemorySettings)

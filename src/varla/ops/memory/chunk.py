@@ -56,7 +56,7 @@ class MemoryCell:
 def rule_for(settings: MemorySettings, log_gate: Tensor | None) -> Rule:
     """The rule that writes S."""
     if log_gate is not None:
-        return Decayed()
+        return Decayed(log_gate)
     return Delta() if settings.error else Sum()
 
 
@@ -65,7 +65,7 @@ def forward(
 ) -> tuple[Tensor, Tensors, Tensors]:
     """(outputs [M, n, Dv], state before each chunk, state after the last) from Q, a [M, n, D] and v [M, n, Dv]."""
     S, *z = state
-    read, S0, S = rule_for(settings, log_gate).forward(Q, keys.y, v, a, log_gate, S)
+    read, S0, S = rule_for(settings, log_gate).forward(Q, keys.y, v, a, S)
     if not z:
         return read, (S0,), (S,)
     z0, z_final = normalizer_scan(keys.F, z[0])
@@ -89,11 +89,11 @@ def backward(
     dS, *dz = dstate
     rule = rule_for(settings, log_gate)
     if not z0:
-        grads = rule.backward(Q, keys.y, v, a, log_gate, S0, do, dS)
+        grads = rule.backward(Q, keys.y, v, a, S0, do, dS)
         return grads, 0.0, (grads.dS,)
     normalizer = Normalizer(Q, keys.F, z0[0], settings)
     dread = normalizer.divide(do)
-    grads = rule.backward(Q, keys.y, v, a, log_gate, S0, dread, dS)
+    grads = rule.backward(Q, keys.y, v, a, S0, dread, dS)
     dQ, dF, dz_first = normalizer.backward(dread, grads.read, dz[0])
     return grads._replace(dQ=grads.dQ + dQ), dF, (grads.dS, dz_first)
 

@@ -22,23 +22,21 @@ from varla.ops.memory.chunk_rules import Gradients, affine_scan
 
 
 class Decayed:
-    """See chunk_rules.Rule."""
+    """See chunk_rules.Rule. `log_gate` [M, n, 1]: logarithms of the decays."""
 
-    def forward(
-        self, Q: Tensor, K: Tensor, V: Tensor, a: Tensor, log_gate: Tensor | None, S: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def __init__(self, log_gate: Tensor):
+        """Remember the gates."""
+        self.log_gate = log_gate
+
+    def forward(self, Q: Tensor, K: Tensor, V: Tensor, a: Tensor, S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See Rule."""
-        assert log_gate is not None
-        c = DecayedChunks(Q, K, V, a, log_gate)
+        c = DecayedChunks(Q, K, V, a, self.log_gate)
         S0, S = affine_scan(c.F, torch.bmm(c.Tv.mT, c.a_end), S)
         return torch.bmm(c.sigma * Q, S0.mT).baddbmm_(c.C, c.residuals(S0)), S0, S
 
-    def backward(
-        self, Q: Tensor, K: Tensor, V: Tensor, a: Tensor, log_gate: Tensor | None, S0: Tensor, dread: Tensor, dS: Tensor
-    ) -> Gradients:
+    def backward(self, Q: Tensor, K: Tensor, V: Tensor, a: Tensor, S0: Tensor, dread: Tensor, dS: Tensor) -> Gradients:
         """See Rule."""
-        assert log_gate is not None
-        c = DecayedChunks(Q, K, V, a, log_gate)
+        c = DecayedChunks(Q, K, V, a, self.log_gate)
         E = c.residuals(S0)
         direct = torch.bmm(c.C.mT, dread)
         own = torch.bmm(dread.mT, c.sigma * Q).baddbmm_(direct.mT, c.Tk, alpha=-1)
@@ -61,7 +59,7 @@ class Decayed:
         until[:, -1:] += c.sigma[:, -1:] * (after * S0).sum((1, 2))[:, None, None]
         before = write.sum(2, keepdim=True) + c.rho * (dK_start * K).sum(-1, keepdim=True)
         until[:, :-1] += before[:, 1:]  # c before token t + 1 is c_t; before the first token it is 0
-        dgate = torch.where(log_gate < closed(log_gate.dtype), 0, until.flip(1).cumsum(1).flip(1))
+        dgate = torch.where(self.log_gate < closed(self.log_gate.dtype), 0, until.flip(1).cumsum(1).flip(1))
         return Gradients(dQ, dK, dV, da, dgate, dS, torch.bmm(c.sigma * Q, S0.mT).baddbmm_(c.C, E))
 
 

@@ -37,17 +37,13 @@ class Gradients(NamedTuple):
 
 
 class Rule(Protocol):
-    """One segment of a rule, forward and backward. Only `Decayed` uses log_gate [M, n, 1]."""
+    """One segment of a rule, forward and backward."""
 
-    def forward(
-        self, Q: Tensor, K: Tensor, V: Tensor, a: Tensor, log_gate: Tensor | None, S: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, Q: Tensor, K: Tensor, V: Tensor, a: Tensor, S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(reads S_t q_t [M, n, Dv], S before each chunk [M, Dv, D], S after the last), from S [N, Dv, D]."""
         ...
 
-    def backward(
-        self, Q: Tensor, K: Tensor, V: Tensor, a: Tensor, log_gate: Tensor | None, S0: Tensor, dread: Tensor, dS: Tensor
-    ) -> Gradients:
+    def backward(self, Q: Tensor, K: Tensor, V: Tensor, a: Tensor, S0: Tensor, dread: Tensor, dS: Tensor) -> Gradients:
         """Adjoint of `forward`, from dread [M, n, Dv] and dS [N, Dv, D], the gradient of S after the last chunk."""
         ...
 
@@ -55,16 +51,12 @@ class Rule(Protocol):
 class Sum:
     """S <- S + v a^T."""
 
-    def forward(
-        self, Q: Tensor, K: Tensor, V: Tensor, a: Tensor, log_gate: Tensor | None, S: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, Q: Tensor, K: Tensor, V: Tensor, a: Tensor, S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See Rule."""
         S0, S = affine_scan(None, V.mT @ a, S)
         return Q @ S0.mT + (Q @ a.mT).tril_() @ V, S0, S
 
-    def backward(
-        self, Q: Tensor, K: Tensor, V: Tensor, a: Tensor, log_gate: Tensor | None, S0: Tensor, dread: Tensor, dS: Tensor
-    ) -> Gradients:
+    def backward(self, Q: Tensor, K: Tensor, V: Tensor, a: Tensor, S0: Tensor, dread: Tensor, dS: Tensor) -> Gradients:
         """See Rule."""
         C = (Q @ a.mT).tril_()
         after, dS = affine_scan(None, dread.mT @ Q, dS, reverse=True)
@@ -77,18 +69,14 @@ class Sum:
 class Delta:
     """S <- S + (v - S k) a^T."""
 
-    def forward(
-        self, Q: Tensor, K: Tensor, V: Tensor, a: Tensor, log_gate: Tensor | None, S: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, Q: Tensor, K: Tensor, V: Tensor, a: Tensor, S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See Rule."""
         chunks = Chunks.of(K, V, a)
         S0, S = affine_scan(chunks.F, torch.bmm(chunks.Tv.mT, a), S)
         read = torch.bmm(Q, S0.mT).baddbmm_(torch.bmm(Q, a.mT).tril_(), chunks.residuals(S0))
         return read, S0, S
 
-    def backward(
-        self, Q: Tensor, K: Tensor, V: Tensor, a: Tensor, log_gate: Tensor | None, S0: Tensor, dread: Tensor, dS: Tensor
-    ) -> Gradients:
+    def backward(self, Q: Tensor, K: Tensor, V: Tensor, a: Tensor, S0: Tensor, dread: Tensor, dS: Tensor) -> Gradients:
         """See Rule."""
         chunks = Chunks.of(K, V, a)
         E = chunks.residuals(S0)

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from varla.ops.convolution import plain
-from varla.ops.custom_op import operator, plain_gradients, refuse_double_backward
+from varla.ops.custom_op import empty, operator, plain_gradients, refuse_double_backward
 from varla.ops.packing import sequence_of, token_bounds
 from varla.ops.triton.plan import parts
 
@@ -184,7 +184,7 @@ def _grid(count: int, C: int) -> tuple[int]:
 
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     """y [B, T, C] from x [B, T, C], weight [C, W], bias [C], before [rows, W - 1, C], cu_seqlens [rows + 1] or None."""
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    y = empty(x)
     if x.numel() == 0:
         return y
     (B, T, C), W = x.shape, weight.shape[1]
@@ -198,7 +198,7 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor, cu
 
 
 def _convolve_fake(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+    return empty(x)
 
 
 def _convolve_backward(
@@ -218,7 +218,7 @@ def _convolve_backward(
     (B, T, C), W = x.shape, weight.shape[1]
     packed, places, grid = cu_seqlens is not None, _places(x, cu_seqlens), _grid(B * T, C)
     tensors = _inputs(x, weight, bias, before)
-    slopes, dx = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
+    slopes, dx = (empty(x) for _ in range(2))
     dbefore = before.new_empty(before.shape if to_before else (0,))
     BT, BC, warps = SLOPES
     stretches = parts(B * T, BT * TILES)
@@ -241,7 +241,7 @@ def _convolve_backward(
 def _convolve_backward_fake(x, weight, bias, before, cu_seqlens, dy, to_before):  # type: ignore[no-untyped-def]
     none = weight.new_empty(0)
     inputs = (x, weight, none if bias is None else bias, before if to_before else none)
-    return [torch.empty_like(y, memory_format=torch.contiguous_format) for y in inputs]
+    return [empty(y) for y in inputs]
 
 
 def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]

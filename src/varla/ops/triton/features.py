@@ -4,13 +4,15 @@ A row is one head of one token, D elements. A program reads several rows once an
 beta. Only the inputs are saved; the backward recomputes features and lengths.
 """
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from varla.ops import features
-from varla.ops.custom_op import operator, plain_gradients, refuse_double_backward
+from varla.ops.custom_op import empty, kernel_operator, present
 from varla.ops.triton.plan import parts
 from varla.ops.triton.tiles import (
     column,
@@ -81,10 +83,6 @@ def _constants(x: Tensor, beta: Tensor | None, feature_map: str, normalize: bool
     return {**sizes, "ELU": feature_map == "elu1", "UNIT": normalize, "BETA": beta is not None}
 
 
-def _empty(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
-
-
 def _features(
     x: Tensor, beta: Tensor | None, feature_map: str, normalize: bool, scale: float, dtype: torch.dtype
 ) -> list[Tensor]:
@@ -104,7 +102,7 @@ def _features(
 def _features_fake(
     x: Tensor, beta: Tensor | None, feature_map: str, normalize: bool, scale: float, dtype: torch.dtype
 ) -> list[Tensor]:
-    return [_empty(x, dtype) for _ in range(1 if beta is None else 2)]
+    return [empty(x, dtype) for _ in range(1 if beta is None else 2)]
 
 
 def _features_backward(
@@ -113,45 +111,26 @@ def _features_backward(
     feature_map: str,
     normalize: bool,
     scale: float,
-    dy: Tensor,
-    da: Tensor | None,
+    dtype: torch.dtype,
+    grads: Sequence[Tensor],
 ) -> list[Tensor]:
-    """Gradients of x and beta; an empty tensor stands for a missing beta."""
-    dx, dbeta = _features_backward_fake(x, beta)
+    """Gradients of x and, if there is one, of beta, from those of y and beta y."""
+    outputs = [empty(each) for each in present((x, beta))]
     if x.numel() == 0:
-        return [dx, dbeta]
+        return outputs
     total, constants = x.numel() // x.shape[-1], _constants(x, beta, feature_map, normalize)
-    x, dy = x.contiguous(), dy.contiguous()
-    strengths = (x, dy) if beta is None or da is None else (beta.contiguous(), da.contiguous())
+    x, grads = x.contiguous(), [grad.contiguous() for grad in grads]
+    # Without beta, other tensors take the place of beta and its gradients; the kernel does not touch them.
     with torch.cuda.device_of(x):
         features_backward[(parts(total, constants["N"]),)](
-            x, strengths[0], dy, strengths[1], dx, dbeta, total, scale, **constants
-        )
-    return [dx, dbeta]
+            x, x if beta is None else beta.contiguous(), grads[0], grads[-1], outputs[0], outputs[-1], total, scale,
+            **constants,
+        )  # fmt: skip
+    return outputs
 
 
-def _features_backward_fake(x: Tensor, beta: Tensor | None, *_: object) -> list[Tensor]:
-    return [_empty(x), x.new_empty(0) if beta is None else _empty(beta)]
-
-
-def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    x, beta, *ctx.settings = inputs
-    ctx.save_for_backward(x, beta)
-
-
-def _backward(ctx, grads):  # type: ignore[no-untyped-def]
-    x, beta = ctx.saved_tensors
-    if torch.is_grad_enabled():  # double backward: the PyTorch form is differentiable
-        dinputs = plain_gradients(lambda x, beta: features.scaled_features(x, beta, *ctx.settings), (x, beta), grads)
-    else:
-        dy, da = grads[0], None if beta is None else grads[1]
-        dinputs = features_triton_backward(x, beta, *ctx.settings[:3], dy, da)
-    return dinputs[0], None if beta is None else dinputs[1], None, None, None, None
-
-
-features_triton = operator("features_triton", _features, _features_fake, _backward, _setup_context)
-features_triton_backward = operator(
-    "features_triton_backward", _features_backward, _features_backward_fake, refuse_double_backward("triton")
+features_triton = kernel_operator(
+    "features_triton", _features, _features_fake, _features_backward, features.scaled_features, 2
 )
 
 

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from varla.ops.custom_op import operator, plain_gradients, refuse_double_backward
+from varla.ops.custom_op import empty, kernel_operator
 from varla.ops.gate import plain
 from varla.ops.triton.plan import parts
 
@@ -37,7 +37,7 @@ def _gate(g: Tensor, x: Tensor) -> Tensor:
         raise ValueError(
             f"g and x must have one shape and dtype, got {list(g.shape)} {g.dtype} and {list(x.shape)} {x.dtype}"
         )
-    y = torch.empty_like(g, memory_format=torch.contiguous_format)
+    y = empty(g)
     if g.numel():
         with torch.cuda.device_of(g):
             gate_forward[(parts(g.numel(), ELEMENTS),)](
@@ -47,12 +47,12 @@ def _gate(g: Tensor, x: Tensor) -> Tensor:
 
 
 def _gate_fake(g: Tensor, x: Tensor) -> Tensor:
-    return torch.empty_like(g, memory_format=torch.contiguous_format)
+    return empty(g)
 
 
 def _gate_backward(g: Tensor, x: Tensor, dy: Tensor) -> list[Tensor]:
     """Gradients of g and x."""
-    dg, dx = (torch.empty_like(y, memory_format=torch.contiguous_format) for y in (g, x))
+    dg, dx = empty(g), empty(x)
     if g.numel():
         with torch.cuda.device_of(g):
             gate_backward[(parts(g.numel(), ELEMENTS),)](
@@ -61,20 +61,4 @@ def _gate_backward(g: Tensor, x: Tensor, dy: Tensor) -> list[Tensor]:
     return [dg, dx]
 
 
-def _gate_backward_fake(g: Tensor, x: Tensor, dy: Tensor) -> list[Tensor]:
-    return [torch.empty_like(y, memory_format=torch.contiguous_format) for y in (g, x)]
-
-
-def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(*inputs)
-
-
-def _backward(ctx, dy):  # type: ignore[no-untyped-def]
-    g, x = ctx.saved_tensors
-    if torch.is_grad_enabled():  # double backward: the PyTorch form is differentiable
-        return tuple(plain_gradients(plain, (g, x), dy))
-    return tuple(gate_backward_triton(g, x, dy))
-
-
-gate = operator("gate", _gate, _gate_fake, _backward, _setup_context)
-gate_backward_triton = operator("gate_backward", _gate_backward, _gate_backward_fake, refuse_double_backward("triton"))
+gate = kernel_operator("gate", _gate, _gate_fake, _gate_backward, plain, 2)

@@ -1,8 +1,9 @@
 """What the launchers share: sizes, precision and plan of a call, and how a kernel is launched or only compiled."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -94,22 +95,47 @@ class Precision:
         return cls(torch.float32, "tf32x3", "tf32x3", "tf32x3")
 
 
-_captured: list[Plan] = []
-
-
 @dataclass(frozen=True)
 class Launcher:
-    """Plan, shape and precision of a call. With `dry`, kernels are compiled into this list and do not run."""
+    """Plan, shape and precision of a call. With `dry`, kernels are compiled into this list and do not run.
+
+    A subclass launches the kernels of one operator, and adds its settings as fields. `inputs`, `state` and
+    `output_like` are as for custom_op.StateOperator.
+    """
+
+    inputs: ClassVar[str]
+    state: ClassVar[str]
+    output_like: ClassVar[int]
 
     plan: Plan
     shape: Shape
     precision: Precision
     dry: list[Any] | None = field(default=None, kw_only=True)
 
-    def hold(self) -> None:
-        """During the capture of a CUDA graph, keep the plan's tables for ever: the graph holds their addresses."""
-        if self.plan.chunks.is_cuda and torch.cuda.is_current_stream_capturing():
-            _captured.append(self.plan)
+    @property
+    def constants(self) -> tuple[Any, ...]:
+        """The settings that kernels are compiled for. Numbers among the settings are run-time arguments."""
+        raise NotImplementedError
+
+    @staticmethod
+    def buffers(inputs: Sequence[Tensor], chunks: int, spans: int, *settings: Any) -> list[Tensor]:
+        """Empty tensors for what the forward keeps, for inputs [B, T, H, *] in this many chunks and spans."""
+        raise NotImplementedError
+
+    @staticmethod
+    def also_kept(state: Sequence[Tensor], results: Sequence[Tensor]) -> list[Tensor]:
+        """What the backward reads beside the buffers: tensors of the initial state, and results of `run`."""
+        return []
+
+    def run(self, x: Sequence[Tensor], state: Sequence[Tensor], t: Tensor, kept: list[Tensor]) -> Sequence[Tensor]:
+        """(outputs, *final state) from contiguous inputs x [tokens, H, *] and state; fills the buffers `kept`."""
+        raise NotImplementedError
+
+    def run_backward(
+        self, x: Sequence[Tensor], t: Tensor, kept: Sequence[Tensor], do: Tensor, dfinal: Sequence[Tensor]
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """(gradients of the inputs, of the initial state)."""
+        raise NotImplementedError
 
     def launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
         """Launch a kernel; with `dry`, only compile it."""
@@ -140,8 +166,3 @@ known_parts = lru_cache(maxsize=256)(parts_needed)  # for integer sizes; under t
 def capability_of(device: torch.device) -> int:
     """The GPU's major compute capability; 9 for Triton's interpreter."""
     return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 9
-
-
-def flat(x: Tensor) -> Tensor:
-    """[B, T, H, *] as contiguous [tokens, H, *]."""
-    return x.flatten(0, 1).contiguous()

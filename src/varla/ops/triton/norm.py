@@ -5,14 +5,12 @@ saving it. There a program goes through several tiles and writes one share of th
 shares. PyTorch's own backward reads x and dy twice, and needs both in one dtype.
 """
 
-from functools import partial
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from varla.ops.custom_op import operator, plain_gradients, refuse_double_backward
+from varla.ops.custom_op import empty, kernel_operator
 from varla.ops.norm import plain
 from varla.ops.triton.plan import parts
 
@@ -71,7 +69,7 @@ def _normalize(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Ten
     """y [*, N] in this dtype, from x [*, N] and weight [N]."""
     if weight.shape != x.shape[-1:]:
         raise ValueError(f"weight must have shape [{x.shape[-1]}], as wide as x, got {list(weight.shape)}")
-    y = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+    y = empty(x, dtype)
     if x.numel() == 0:
         return y
     N = x.shape[-1]
@@ -82,14 +80,14 @@ def _normalize(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Ten
 
 
 def _normalize_fake(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+    return empty(x, dtype)
 
 
-def _normalize_backward(x: Tensor, weight: Tensor, dy: Tensor, eps: float) -> list[Tensor]:
+def _normalize_backward(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, dy: Tensor) -> list[Tensor]:
     """Gradients of x and weight."""
     if x.numel() == 0:
         return [torch.zeros_like(x), torch.zeros_like(weight)]
-    dx = torch.empty_like(x, memory_format=torch.contiguous_format)
+    dx = empty(x)
     N = x.shape[-1]
     rows, tile = x.numel() // N, _tile(N)
     programs = parts(rows, tile["BR"] * TILES)
@@ -101,24 +99,4 @@ def _normalize_backward(x: Tensor, weight: Tensor, dy: Tensor, eps: float) -> li
     return [dx, shares.sum(0).to(weight.dtype)]
 
 
-def _normalize_backward_fake(x: Tensor, weight: Tensor, dy: Tensor, eps: float) -> list[Tensor]:
-    return [torch.empty_like(y, memory_format=torch.contiguous_format) for y in (x, weight)]
-
-
-def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    x, weight, ctx.eps, ctx.dtype = inputs
-    ctx.save_for_backward(x, weight)
-
-
-def _backward(ctx, dy):  # type: ignore[no-untyped-def]
-    x, weight = ctx.saved_tensors
-    if torch.is_grad_enabled():  # double backward: the PyTorch form is differentiable
-        form = partial(plain, eps=ctx.eps, dtype=ctx.dtype)
-        return *plain_gradients(form, (x, weight), dy), None, None
-    return *normalize_backward(x, weight, dy, ctx.eps), None, None
-
-
-normalize = operator("normalize", _normalize, _normalize_fake, _backward, _setup_context)
-normalize_backward = operator(
-    "normalize_backward", _normalize_backward, _normalize_backward_fake, refuse_double_backward("triton")
-)
+normalize = kernel_operator("normalize", _normalize, _normalize_fake, _normalize_backward, plain, 2)

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from varla.ops.custom_op import operator
+from varla.ops.custom_op import empty, operator
 from varla.ops.triton.plan import parts
 
 PAIRS, WARPS = 2048, 4  # of a program
@@ -31,7 +31,7 @@ def rotate_rows(
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
     """Rotate x [B, T, H, D] by angles with these cos and sin, float32 [B or 1, T, D / 2]; backwards if `back`."""
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    y = empty(x)
     if x.numel() == 0:
         return y
     half, width = cos.shape[-1], triton.next_power_of_2(cos.shape[-1])
@@ -45,7 +45,7 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
 
 
 def _turn_fake(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+    return empty(x)
 
 
 def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]

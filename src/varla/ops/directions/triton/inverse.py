@@ -12,12 +12,7 @@ the first token of a step and `more` the number of tokens from there to the end 
 import triton
 import triton.language as tl
 
-from varla.ops.directions.triton.walk import (
-    STEP,
-    slot,
-    span_of,
-    symmetric,
-)
+from varla.ops.directions.triton.walk import STEP, slot, span_of, symmetric
 from varla.ops.triton.tiles import (
     cholesky_inverse,
     dot,

@@ -5,6 +5,7 @@ A before every span first. Without refresh it comes from inverses of prefix sums
 span applies to A. The backward always runs all spans in parallel.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -12,8 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from varla.ops.directions.gain import Gain
 from varla.ops.directions.settings import DirectionSettings
 from varla.ops.directions.triton import inverse, walk
+from varla.ops.features import Features
 from varla.ops.triton.launcher import Launcher
 from varla.ops.triton.plan import CHUNK, GRADIENT_SPAN, parts
 
@@ -28,22 +31,58 @@ class Kept(NamedTuple):
     A: Tensor  # [spans, H, D, D]: A before every span
     J: Tensor  # [tokens, H, 16]: L^-1 of every step of the walk
 
-    @classmethod
-    def empty(cls, like: Tensor, spans: int) -> "Kept":
-        """Empty buffers for keys like this one [tokens, H, D]."""
-        tokens, H, D = like.shape
-        return cls(
-            gain=like.new_empty(tokens, H, dtype=torch.float32),
-            A=like.new_empty(spans, H, D, D, dtype=torch.float32),
-            J=like.new_empty(tokens, H, walk.STEP.value, dtype=torch.float32),
-        )
-
 
 @dataclass(frozen=True)
 class DirectionLauncher(Launcher):
     """One call of `directions`."""
 
+    inputs, state, output_like = "k u", "A", 0
+
     settings: DirectionSettings
+
+    @property
+    def constants(self) -> tuple[Any, ...]:
+        """See Launcher."""
+        return *self._switches.values(), self.settings.gain, self.settings.normalize_key
+
+    @staticmethod
+    def buffers(inputs: Sequence[Tensor], chunks: int, spans: int, settings: DirectionSettings) -> list[Tensor]:
+        """See Launcher and `Kept`."""
+        k = inputs[0]
+        tokens, (H, D) = k.shape[0] * k.shape[1], k.shape[2:]
+        kept = Kept(
+            gain=k.new_empty(tokens, H, dtype=torch.float32),
+            A=k.new_empty(spans, H, D, D, dtype=torch.float32),
+            J=k.new_empty(tokens, H, walk.STEP.value, dtype=torch.float32),
+        )
+        return list(kept)
+
+    @staticmethod
+    def also_kept(state: Sequence[Tensor], results: Sequence[Tensor]) -> list[Tensor]:
+        """The initial A, a, and the final A."""
+        return [*state, *results]
+
+    def run(self, x: Sequence[Tensor], state: Sequence[Tensor], t: Tensor, kept: list[Tensor]) -> Sequence[Tensor]:
+        """See Launcher."""
+        (k, u), (A,) = x, state
+        a = torch.empty_like(k, dtype=self.precision.buffer)
+        return a, self.forward(k, u, A, t, a, Kept(*kept))
+
+    def run_backward(
+        self, x: Sequence[Tensor], t: Tensor, kept: Sequence[Tensor], do: Tensor, dfinal: Sequence[Tensor]
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """See Launcher."""
+        k, u = x
+        *buffers, A, a, final = kept
+        held, a = Kept(*buffers), a.reshape(k.shape).to(self.precision.buffer)
+        keys = Features(k.float(), self.settings.feature_map, self.settings.normalize_key)
+        dP, dK = Gain.of(self.settings.gain, a.float(), held.gain[..., None], keys.y).backward(do.float())
+        dk = keys.backward(dK * torch.ones_like(keys.y)).to(a.dtype)
+        # Rows beyond the end of a short chunk hold other tokens; no kernel reads them.
+        rows = self.plan.chunks[:, :1] + torch.arange(CHUNK, device=k.device)
+        dP = dP[rows.clamp(max=len(dP) - 1).long()].transpose(1, 2).contiguous()  # [chunks, H, CHUNK, D]
+        du, dA = self.backward(k, u, A.contiguous(), t, a, held, final, dP, dk, dfinal[0])
+        return (dk, du), (dA,)
 
     def forward(self, k: Tensor, u: Tensor, A: Tensor, t: Tensor, a: Tensor, kept: Kept) -> Tensor:
         """Fill a and `kept`, and return A after the last token. Raw k, u [tokens, H, D], A [N, H, D, D], t [N]."""
@@ -86,15 +125,6 @@ class DirectionLauncher(Launcher):
         else:
             du, initial = self._information_backward(k, u, A, a, final, dP, dA)
         return du, self._unless_empty(initial, dA) if plan.empty else initial
-
-    def stand_ins(
-        self, tokens: int, dtype: torch.dtype, device: torch.device
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Kept]:
-        """Empty tensors with the dtypes and shapes of a call: k, u, A, t, a and `Kept`."""
-        s, N = self.shape, len(self.plan.sequences)
-        k, u = (torch.empty(tokens, s.H, s.D, dtype=dtype, device=device) for _ in range(2))
-        A, t = torch.empty(N, s.H, s.D, s.D, device=device), torch.empty(N, dtype=torch.int64, device=device)
-        return k, u, A, t, torch.empty_like(k, dtype=self.precision.buffer), Kept.empty(k, len(self.plan.spans))
 
     def _unless_empty(self, x: Tensor, untouched: Tensor) -> Tensor:
         """x [N, *] with the rows of empty sequences copied from `untouched`: the kernels made x symmetric."""

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from varla.ops.custom_op import mutating_operator
+from varla.ops.custom_op import empty, mutating_operator
 from varla.ops.directions.settings import DirectionSettings
 from varla.ops.memory.settings import MemorySettings
 from varla.ops.triton.tiles import features, matrix, normalized, rows, store_matrix, store_rows, unit
@@ -164,7 +164,7 @@ def _decode(
 
     A must be symmetric, as in every state that this package makes.
     """
-    o = torch.empty_like(v, memory_format=torch.contiguous_format)
+    o = empty(v)
     (B, H, D), DV = q.shape, v.shape[-1]
     if B == 0:
         return o
@@ -178,7 +178,7 @@ def _decode(
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(v, memory_format=torch.contiguous_format)
+    return empty(v)
 
 
 decode_ = mutating_operator("vla_decode_", _decode, _fake, ("S", "A", "z", "t"))

@@ -3,27 +3,18 @@
 Forward: `prepare`, `scan`, `read`. Backward: `turn` and `scan_backward`, `unread`, `finish`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from varla.ops.memory.settings import MemorySettings
 from varla.ops.memory.triton import kernels
-from varla.ops.triton.launcher import Launcher
+from varla.ops.triton.launcher import Launcher, Precision
 from varla.ops.triton.plan import CHUNK, parts
-
-_SWITCHES = {  # the compile-time switches of each kernel
-    "prepare": ("ELU", "UNIT", "ERROR"),
-    "scan": ("ERROR",),
-    "read": ("ELU", "UNIT", "NORMALIZE", "ERROR"),
-    "turn": ("ELU", "UNIT"),
-    "scan_backward": ("NORMALIZE", "ERROR"),
-    "unread": ("ELU", "NORMALIZE"),
-    "finish": ("ELU", "UNIT", "NORMALIZE", "ERROR"),
-}
 
 
 class Tokens(NamedTuple):
@@ -48,20 +39,6 @@ class Kept(NamedTuple):
     E: Tensor  # [tokens, H, DV]: the errors; empty if v itself is written
     S0: Tensor  # [chunks, H, DV, D]: S before every chunk
     z0: Tensor  # [chunks, H, D]: z before every chunk
-
-    @classmethod
-    def empty(cls, like: Tensor, DV: int, chunks: int, buffer: torch.dtype, settings: MemorySettings) -> "Kept":
-        """Empty buffers for queries like this one [tokens, H, D] and values of width DV."""
-        tokens, H, D = like.shape
-        return cls(
-            norm=like.new_empty(tokens if settings.normalize_key else 0, H, dtype=torch.float32),
-            denominator=like.new_empty(tokens, H, dtype=torch.float32),
-            tinv=like.new_empty(chunks if settings.error else 0, H, CHUNK, CHUNK, dtype=buffer),
-            W=like.new_empty(chunks, H, CHUNK, CHUNK, dtype=buffer),
-            E=like.new_empty(tokens if settings.error else 0, H, DV, dtype=buffer),
-            S0=like.new_empty(chunks, H, DV, D, dtype=buffer),
-            z0=like.new_empty(chunks, H, D, dtype=torch.float32),
-        )
 
 
 class Gradients(NamedTuple):
@@ -89,27 +66,65 @@ class MemoryLauncher(Launcher):
     Tiles of `prepare` and `read` have rows of at least launcher.MIN_ROW_BYTES, which says why.
     """
 
+    inputs, state, output_like = "q k v a", "S z", 2
+
     settings: MemorySettings
+
+    @property
+    def constants(self) -> tuple[Any, ...]:
+        """See Launcher."""
+        c = self.settings
+        return self._elu, c.normalize_key, c.normalizer, c.error
+
+    @staticmethod
+    def buffers(inputs: Sequence[Tensor], chunks: int, spans: int, settings: MemorySettings) -> list[Tensor]:
+        """See Launcher and `Kept`."""
+        q, _, v, *_ = inputs
+        tokens, (H, D), DV = q.shape[0] * q.shape[1], q.shape[2:], v.shape[-1]
+        buffer = Precision.of(q.dtype, int(D)).buffer  # under torch.compile, D may be symbolic
+        kept = Kept(
+            norm=q.new_empty(tokens if settings.normalize_key else 0, H, dtype=torch.float32),
+            denominator=q.new_empty(tokens, H, dtype=torch.float32),
+            tinv=q.new_empty(chunks if settings.error else 0, H, CHUNK, CHUNK, dtype=buffer),
+            W=q.new_empty(chunks, H, CHUNK, CHUNK, dtype=buffer),
+            E=q.new_empty(tokens if settings.error else 0, H, DV, dtype=buffer),
+            S0=q.new_empty(chunks, H, DV, D, dtype=buffer),
+            z0=q.new_empty(chunks, H, D, dtype=torch.float32),
+        )
+        return list(kept)
+
+    def run(self, x: Sequence[Tensor], state: Sequence[Tensor], t: Tensor, kept: list[Tensor]) -> Sequence[Tensor]:
+        """See Launcher."""
+        q, k, v, a = x
+        return self.forward(Tokens(q, k, v, a.to(self.precision.buffer)), Kept(*kept), *state)
+
+    def run_backward(
+        self, x: Sequence[Tensor], t: Tensor, kept: Sequence[Tensor], do: Tensor, dfinal: Sequence[Tensor]
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """See Launcher."""
+        q, k, v, a = x
+        g = self.backward(Tokens(q, k, v, a.to(self.precision.buffer)), Kept(*kept), do, *dfinal)
+        return (g.dq, g.dk, g.dv, g.da), (g.dS, g.dz)
 
     def forward(self, x: Tokens, kept: Kept, S: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Fill `kept`, and return (o [tokens, H, DV], S, z), with the state after the last token."""
-        s, plan = self.shape, self.plan
+        s, plan, c = self.shape, self.plan, self.settings
         narrow, tiles = self._narrow
-        E = kept.E if self.settings.error else x.v  # the errors or values that are written along a
-        tk = torch.empty_like(x.a) if self.settings.error else x.a
+        E = kept.E if c.error else x.v  # the errors or values that are written along a
+        tk = torch.empty_like(x.a) if c.error else x.a
         # Fills tk, norm, tinv and W. E gets Tv, and z0 the sum of each chunk's key features.
         self.launch(
             kernels.prepare, (len(plan.chunks) * s.H,),
             x.q, x.k, x.v, x.a, kept.norm, kept.tinv, kept.W, tk, E, kept.z0, plan.chunks, s.H, s.D, s.DV,
-            BD=max(s.BD, s.min_row), BV=max(s.BV, s.min_row), **self._switches["prepare"], DOT=self.precision.dot,
-            SOLVE=self.precision.times, num_warps=4, maxnreg=168 if s.half else None,
+            BD=max(s.BD, s.min_row), BV=max(s.BV, s.min_row), ELU=self._elu, UNIT=c.normalize_key, ERROR=c.error,
+            DOT=self.precision.dot, SOLVE=self.precision.times, num_warps=4, maxnreg=168 if s.half else None,
         )  # fmt: skip
         # Fills S0, and turns E into the errors and z0 into z before every chunk.
         final_S, final_z = torch.empty_like(S), torch.empty_like(z)
         self.launch(
             kernels.scan, (len(plan.sequences) * s.H, tiles),
             tk, E, x.a, S, z, kept.z0, kept.S0, final_S, final_z, plan.chunks, plan.chunk_first, s.H, s.D, s.DV,
-            BD=s.BD, BV=narrow, **self._switches["scan"], DOT=self.precision.dot,
+            BD=s.BD, BV=narrow, ERROR=c.error, DOT=self.precision.dot,
             num_warps=4, num_stages=s.scan_stages,
         )  # fmt: skip
         del tk
@@ -117,9 +132,9 @@ class MemoryLauncher(Launcher):
         self.launch(
             kernels.read, (len(plan.chunks) * s.H, -(-s.DV // s.read_values)),
             x.q, x.k, x.v, kept.norm, kept.W, kept.S0, kept.z0, o, kept.denominator, plan.chunks,
-            s.H, s.D, s.DV, self.settings.eps,
-            BD=max(s.BD, s.min_row), BV=max(s.read_values, s.min_row), **self._switches["read"], DOT=self.precision.dot,
-            num_warps=s.warps, maxnreg=s.registers,
+            s.H, s.D, s.DV, c.eps,
+            BD=max(s.BD, s.min_row), BV=max(s.read_values, s.min_row), ELU=self._elu, UNIT=c.normalize_key,
+            NORMALIZE=c.normalizer, ERROR=c.error, DOT=self.precision.dot, num_warps=s.warps, maxnreg=s.registers,
         )  # fmt: skip
         return o, final_S, final_z
 
@@ -127,7 +142,8 @@ class MemoryLauncher(Launcher):
         self, x: Tokens, kept: Kept, do: Tensor, dS: Tensor, dz: Tensor, gain: Gain | None = None
     ) -> Gradients:
         """The gradients. With `gain`, da is the gradient of A k instead, [chunks, H, CHUNK, D] float32."""
-        s, plan, E = self.shape, self.plan, kept.E if self.settings.error else x.v
+        s, plan, c = self.shape, self.plan, self.settings
+        E = kept.E if c.error else x.v
         per_chunk = len(plan.chunks) * s.H
         dv, dS_initial = torch.empty_like(x.v), torch.empty_like(dS)
         dSs = x.a.new_empty(len(plan.chunks), s.H, s.DV, s.D)
@@ -136,12 +152,12 @@ class MemoryLauncher(Launcher):
         self.launch(
             kernels.unread, (per_chunk,),
             x.q, x.k, x.a, E, kept.S0, kept.z0, do, kept.denominator, dD, dzs, dq,
-            plan.chunks, s.H, s.D, s.DV, self.settings.eps,
-            BD=s.BD, BV=s.BV, **self._switches["unread"], DOT=self.precision.dot,
+            plan.chunks, s.H, s.D, s.DV, c.eps,
+            BD=s.BD, BV=s.BV, ELU=self._elu, NORMALIZE=c.normalizer, DOT=self.precision.dot,
             num_warps=8, num_stages=s.stages, maxnreg=s.registers,
         )  # fmt: skip
         dz_initial = torch.empty_like(dz)
-        if not self.settings.normalizer:
+        if not c.normalizer:
             dzs.zero_()
         self.running_sum(dzs, dz, dz_initial, plan.chunk_first, reverse=True)
         dk = torch.empty_like(x.a)
@@ -149,27 +165,12 @@ class MemoryLauncher(Launcher):
         self.launch(
             kernels.finish, (per_chunk,),
             x.q, x.k, x.a, kept.norm, kept.denominator if gain is None else gain.by, E, kept.S0, do, kept.denominator,
-            dD, dv, dSs, dzs, dk, da, plan.chunks, s.H, s.D, s.DV, self.settings.eps,
-            BD=s.BD, BV=min(s.BV, 32), **self._switches["finish"],
+            dD, dv, dSs, dzs, dk, da, plan.chunks, s.H, s.D, s.DV, c.eps,
+            BD=s.BD, BV=min(s.BV, 32), ELU=self._elu, UNIT=c.normalize_key, NORMALIZE=c.normalizer, ERROR=c.error,
             GAIN="raw" if gain is None else gain.kind, BY_CHUNK=gain is not None, DOT=self.precision.dot,
             num_warps=s.finish_warps, num_stages=s.stages,
         )  # fmt: skip
         return Gradients(dq, dk, dv, da, dS_initial, dz_initial)
-
-    def rehearse(self, tokens: int, dtype: torch.dtype, device: torch.device, backward: bool) -> None:
-        """Run a call on `tokens` tokens, and its backward, for a `dry` launcher that only compiles the kernels."""
-        x, kept, S, z = self.stand_ins(tokens, dtype, device)
-        o, S, z = self.forward(x, kept, S, z)
-        if backward:
-            self.backward(x, kept, o, S, z)
-
-    def stand_ins(self, tokens: int, dtype: torch.dtype, device: torch.device) -> tuple[Tokens, Kept, Tensor, Tensor]:
-        """Empty tensors with the dtypes and shapes of a call: Tokens, Kept, S and z."""
-        s, N = self.shape, len(self.plan.sequences)
-        q, k, v = (torch.empty(tokens, s.H, size, dtype=dtype, device=device) for size in (s.D, s.D, s.DV))
-        kept = Kept.empty(q, s.DV, len(self.plan.chunks), self.precision.buffer, self.settings)
-        S, z = (torch.empty(N, s.H, *size, device=device) for size in ((s.DV, s.D), (s.D,)))
-        return Tokens(q, k, v, torch.empty_like(q, dtype=self.precision.buffer)), kept, S, z
 
     @cached_property
     def _narrow(self) -> tuple[int, int]:
@@ -183,21 +184,21 @@ class MemoryLauncher(Launcher):
         self, x: Tokens, kept: Kept, do: Tensor, dS: Tensor, dSs: Tensor, dv: Tensor, initial: Tensor
     ) -> None:
         """Fill dSs (dS after every chunk), dv, and initial (dS before the first chunk)."""
-        s, plan, narrow = self.shape, self.plan, min(self._narrow[0], 32)
+        s, plan, c, narrow = self.shape, self.plan, self.settings, min(self._narrow[0], 32)
         ta, B, K = x.a, x.q, x.a
-        if self.settings.error:
+        if c.error:
             ta, B, K = (torch.empty_like(x.a) for _ in range(3))
             self.launch(
                 kernels.turn, (len(plan.chunks) * s.H,),
                 x.q, x.k, x.a, kept.norm, kept.tinv, kept.W, ta, B, K, plan.chunks, s.H, s.D,
-                BD=s.BD, **self._switches["turn"], DOT=self.precision.dot,
+                BD=s.BD, ELU=self._elu, UNIT=c.normalize_key, DOT=self.precision.dot,
                 num_warps=s.warps, maxnreg=s.registers,
             )  # fmt: skip
         self.launch(
             kernels.scan_backward, (len(plan.sequences) * s.H, parts(s.DV, narrow)),
             ta, B, K, kept.W, do, kept.denominator, dS, dSs, dv, initial,
-            plan.chunks, plan.chunk_first, s.H, s.D, s.DV, self.settings.eps,
-            BD=s.BD, BV=narrow, **self._switches["scan_backward"], DOT=self.precision.dot,
+            plan.chunks, plan.chunk_first, s.H, s.D, s.DV, c.eps,
+            BD=s.BD, BV=narrow, NORMALIZE=c.normalizer, ERROR=c.error, DOT=self.precision.dot,
             num_warps=4, num_stages=s.scan_stages,
         )  # fmt: skip
 
@@ -209,13 +210,5 @@ class MemoryLauncher(Launcher):
         return over.new_empty(chunks, s.H, CHUNK, s.D, dtype=torch.float32)
 
     @cached_property
-    def _switches(self) -> dict[str, dict[str, bool]]:
-        """The compile-time switches of each kernel."""
-        s = self.settings
-        switches = {
-            "ELU": s.feature_map == "elu1",
-            "UNIT": s.normalize_key,
-            "NORMALIZE": s.normalizer,
-            "ERROR": s.error,
-        }
-        return {kernel: {name: switches[name] for name in names} for kernel, names in _SWITCHES.items()}
+    def _elu(self) -> bool:
+        return self.settings.feature_map == "elu1"

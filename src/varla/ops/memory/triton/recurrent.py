@@ -13,12 +13,15 @@ Each token waits for the one before. For short sequences in a large batch this i
 PyTorch. For one long sequence it leaves most of a GPU idle.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from varla.ops.custom_op import operator, refuse_double_backward
+from varla.ops.custom_op import Call, StateOperator, empty
 from varla.ops.packing import token_bounds
 from varla.ops.triton.plan import parts
 from varla.ops.triton.tiles import matrix, rows, store_matrix, store_rows
@@ -139,107 +142,75 @@ def _flat(x: Tensor) -> Tensor:
     return x.flatten(0, 1).contiguous()
 
 
-def _optional(q: Tensor, gate: Tensor | None, beta: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(gate, beta) as [tokens, H, *]. q takes the place of a missing one, and no kernel reads it."""
-    return (q if gate is None else _flat(gate)), (q if beta is None else _flat(beta))
-
-
-def _slots(q: Tensor, sequences: int, keep: bool) -> int:
+def slots_needed(tokens: int, sequences: int) -> int:
     """Number of kept states. Those of a sequence begin at slot (tokens before it) // EVERY + (sequences before it)."""
-    return q.shape[0] * q.shape[1] // EVERY + sequences if keep else 0
+    return tokens // EVERY + sequences
 
 
-def _recurrent(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gate: Tensor | None,
-    beta: Tensor | None,
-    S: Tensor,
-    cu_seqlens: Tensor | None,
-    error: bool,
-    keep: bool,
-) -> list[Tensor]:
-    """[o, final S, kept states] from q, k [B, T, H, D], v, gate [B, T, H, Dv], beta [B, T, H], S [rows, H, Dv, D].
+class RecurrentKernels(StateOperator):
+    """The recurrence as one PyTorch operator; its setting says whether errors are written.
 
-    All are float32, except v and o, which have one dtype. Without `keep`, the last tensor is empty.
+    Inputs q, k [B, T, H, D], v, gate [B, T, H, Dv], beta [B, T, H]; state S [rows, H, Dv, D]. All are float32, except v
+    and the outputs, which have one dtype.
     """
-    kept = S.new_empty(_slots(q, S.shape[0], keep), *S.shape[1:])
-    o = torch.empty_like(v, memory_format=torch.contiguous_format)
-    if q.numel() == 0:
-        return [o, S.clone(memory_format=torch.contiguous_format), kept]
-    final = torch.empty_like(S, memory_format=torch.contiguous_format)
-    sizes = _sizes(S.shape[3], S.shape[2])
-    with torch.cuda.device_of(S):
-        recurrent_forward[S.shape[0] * S.shape[1], parts(S.shape[2], sizes["BV"])](
-            *(_flat(x) for x in (q, k, v)), *_optional(q, gate, beta), S.contiguous(), token_bounds(q, cu_seqlens), o,
-            final, kept, S.shape[1], GATE=gate is not None, BETA=beta is not None, ERROR=error, KEEP=keep, **sizes,
-        )  # fmt: skip
-    return [o, final, kept]
+
+    def __init__(self, name: str) -> None:
+        """Register the operator and its backward."""
+        super().__init__(name, "triton", "q k v gate? beta?", "S", 2, (bool,))
+
+    def run(self, *arguments: Any) -> list[Tensor]:
+        """See StateOperator."""
+        call, (S,), keep = self.split(arguments)
+        q, _, v, *_ = call.inputs
+        o, final = empty(v), empty(S)
+        kept = self.buffers(call, (S,)) if keep else []
+        if q.numel() == 0:
+            return [o, final.copy_(S), *kept]
+        sizes = _sizes(S.shape[3], S.shape[2])
+        with torch.cuda.device_of(S):
+            recurrent_forward[S.shape[0] * S.shape[1], parts(S.shape[2], sizes["BV"])](
+                *self._tokens(call), S.contiguous(), token_bounds(q, call.cu_seqlens), o, final,
+                kept[0] if keep else final, S.shape[1], **self._switches(call), KEEP=keep, **sizes,
+            )  # fmt: skip
+        return [o, final, *kept]
+
+    def run_backward(
+        self, call: Call, kept: Sequence[Tensor], do: Tensor, dfinal: Sequence[Tensor]
+    ) -> tuple[Sequence[Any], Sequence[Tensor]]:
+        """See StateOperator."""
+        q, _, v, gate, beta = call.inputs
+        (dS,) = dfinal
+        if q.numel() == 0:
+            return [None if x is None else torch.zeros_like(x) for x in call.inputs], [dS.clone()]
+        N, H, DV, D = dS.shape
+        sizes = _sizes(D, DV)
+        blocks = parts(DV, sizes["BV"])
+        dq, dk = (q.new_empty(blocks, *q.shape) for _ in range(2))
+        dv, dstart = empty(v), empty(dS)
+        dgate = q.new_empty(v.shape if gate is not None else (0,))
+        dbeta = q.new_empty((blocks, *q.shape[:3]) if beta is not None else (0,))
+        between = q.new_empty(N * H * blocks, EVERY, sizes["BV"], sizes["BD"])
+        with torch.cuda.device_of(q):
+            recurrent_backward[N * H, blocks](
+                *self._tokens(call), token_bounds(q, call.cu_seqlens), kept[0], between, _flat(do), dS.contiguous(),
+                dq, dk, dv, dgate, dbeta, dstart, H, q.shape[0] * q.shape[1], **self._switches(call), **sizes,
+            )  # fmt: skip
+        optional = (None if gate is None else dgate, None if beta is None else dbeta.sum(0))
+        return (dq.sum(0), dk.sum(0), dv, *optional), (dstart,)
+
+    def buffers(self, call: Call, state: Sequence[Any]) -> list[Tensor]:
+        """The kept states."""
+        B, T = call.inputs[0].shape[:2]
+        return [S.new_empty(slots_needed(B * T, S.shape[0]), *S.shape[1:]) for S in state]
+
+    def _tokens(self, call: Call) -> list[Tensor]:
+        """The inputs as [tokens, H, *]. q takes the place of a missing gate or beta, and no kernel reads it."""
+        q = _flat(call.inputs[0])
+        return [q, *(q if x is None else _flat(x) for x in call.inputs[1:])]
+
+    def _switches(self, call: Call) -> dict[str, bool]:
+        _, _, _, gate, beta = call.inputs
+        return {"GATE": gate is not None, "BETA": beta is not None, "ERROR": call.settings[0]}
 
 
-def _recurrent_fake(q, k, v, gate, beta, S, cu_seqlens, error, keep):
-    o, final = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (v, S))
-    return [o, final, S.new_empty(_slots(q, S.shape[0], keep), *S.shape[1:])]
-
-
-def _recurrent_backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gate: Tensor | None,
-    beta: Tensor | None,
-    kept: Tensor,
-    cu_seqlens: Tensor | None,
-    error: bool,
-    do: Tensor,
-    dfinal: Tensor,
-) -> list[Tensor]:
-    """[dq, dk, dv, dgate, dbeta, dS]. An empty tensor stands for a missing gate or beta."""
-    if q.numel() == 0:
-        dinputs = [torch.zeros_like(x) if x is not None else q.new_empty(0) for x in (q, k, v, gate, beta)]
-        return [*dinputs, dfinal.clone()]
-    N, H, DV, D = dfinal.shape
-    sizes = _sizes(D, DV)
-    blocks = parts(DV, sizes["BV"])
-    dq, dk = (q.new_empty(blocks, *q.shape) for _ in range(2))
-    dv = torch.empty_like(v, memory_format=torch.contiguous_format)
-    dgate = q.new_empty(v.shape if gate is not None else (0,))
-    dbeta = q.new_empty((blocks, *q.shape[:3]) if beta is not None else (0,))
-    between = q.new_empty(N * H * blocks, EVERY, sizes["BV"], sizes["BD"])
-    dstart = torch.empty_like(dfinal, memory_format=torch.contiguous_format)
-    with torch.cuda.device_of(q):
-        recurrent_backward[N * H, blocks](
-            *(_flat(x) for x in (q, k, v)), *_optional(q, gate, beta), token_bounds(q, cu_seqlens), kept, between,
-            _flat(do), dfinal.contiguous(), dq, dk, dv, dgate, dbeta, dstart, H, q.shape[0] * q.shape[1],
-            GATE=gate is not None, BETA=beta is not None, ERROR=error, **sizes,
-        )  # fmt: skip
-    return [dq.sum(0), dk.sum(0), dv, dgate, dbeta.sum(0) if beta is not None else dbeta, dstart]
-
-
-def _recurrent_backward_fake(q, k, v, gate, beta, kept, cu_seqlens, error, do, dfinal):
-    inputs = (q, k, v, gate, beta, dfinal)
-    none = q.new_empty(0)
-    return [none if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
-
-
-def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    q, k, v, gate, beta, _, cu_seqlens, error, _ = inputs
-    ctx.error = error
-    ctx.save_for_backward(q, k, v, gate, beta, output[2], cu_seqlens)
-
-
-def _backward(ctx, grads):  # type: ignore[no-untyped-def]
-    q, k, v, gate, beta, kept, cu_seqlens = ctx.saved_tensors
-    dinputs = recurrent_triton_backward(q, k, v, gate, beta, kept, cu_seqlens, ctx.error, grads[0], grads[1])
-    dq, dk, dv, dgate, dbeta, dS = dinputs
-    return dq, dk, dv, None if gate is None else dgate, None if beta is None else dbeta, dS, None, None, None
-
-
-recurrent_triton = operator("recurrent_triton", _recurrent, _recurrent_fake, _backward, _setup_context)
-recurrent_triton_backward = operator(
-    "recurrent_triton_backward",
-    _recurrent_backward,
-    _recurrent_backward_fake,
-    refuse_double_backward("triton"),
-)
+recurrent_triton = RecurrentKernels("recurrent_triton").forward

@@ -1,0 +1,120 @@
+"""Registers the kernels of a launcher with PyTorch: how a call finds its launcher, and which kernels it compiles."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varla.ops.custom_op import Call, StateOperator
+from varla.ops.packing import sequence_bounds
+from varla.ops.state import DIMENSIONS
+from varla.ops.triton.launcher import Launcher, Precision, Shape, capability_of, known_parts, parts_needed
+from varla.ops.triton.plan import Plan, make_plan, span_length
+from varla.ops.triton.precompile import precompile
+
+_captured: list[Plan] = []
+
+
+class KernelOperator(StateOperator):
+    """The kernels of an operator."""
+
+    def __init__(self, name: str, kind: type[Launcher], *settings: type[Any]) -> None:
+        """Register the operator and its backward."""
+        self.kind = kind
+        super().__init__(name, "triton", kind.inputs, kind.state, kind.output_like, settings)
+
+    def run(self, *arguments: Any) -> list[Tensor]:
+        """See StateOperator."""
+        call, state, keep = self.split(arguments)
+        first, like = call.inputs[0], call.inputs[self.output_like]
+        B, T, H = first.shape[:3]
+        chunks, spans = known_parts(B, T, H, len(call.t), call.cu_seqlens is not None)
+        kept = self.kind.buffers(call.inputs, chunks, spans, *call.settings)
+        extra = kept if keep else []
+        if first.numel() == 0:
+            return [torch.empty_like(like), *(x.clone() for x in state), *extra]
+        with torch.cuda.device_of(first):
+            tokens = [x.flatten(0, 1).contiguous() for x in call.inputs]
+            launcher = self._launcher(call, keep)
+            o, *final = launcher.run(tokens, [x.contiguous() for x in state], call.t, kept)
+        return [o.to(like.dtype).view(like.shape), *final, *extra]
+
+    def run_backward(
+        self, call: Call, kept: Sequence[Tensor], do: Tensor, dfinal: Sequence[Tensor]
+    ) -> tuple[Sequence[Any], Sequence[Tensor]]:
+        """See StateOperator."""
+        first = call.inputs[0]
+        if first.numel() == 0:
+            return [torch.zeros_like(x) for x in call.inputs], [x.clone() for x in dfinal]
+        with torch.cuda.device_of(first):
+            *tokens, do = (x.flatten(0, 1).contiguous() for x in (*call.inputs, do))
+            launcher = self._launcher(call, True)
+            grads, dstate = launcher.run_backward(tokens, call.t, kept, do, [x.contiguous() for x in dfinal])
+        return [grad.to(x.dtype).view(x.shape) for grad, x in zip(grads, call.inputs, strict=True)], dstate
+
+    def buffers(self, call: Call, state: Sequence[Any]) -> list[Tensor]:
+        """See StateOperator."""
+        B, T, H = call.inputs[0].shape[:3]
+        chunks, spans = parts_needed(B, T, H, call.t.shape[0], call.cu_seqlens is not None)
+        return self.kind.buffers(call.inputs, chunks, spans, *call.settings)
+
+    def also_kept(self, state: Sequence[Any], results: Sequence[Tensor]) -> list[Tensor]:
+        """See StateOperator."""
+        return self.kind.also_kept(state, results)
+
+    def _launcher(self, call: Call, backward: bool) -> Launcher:
+        """The launcher for a call, with compiled kernels."""
+        first, like = call.inputs[0], call.inputs[self.output_like]
+        B, T, H, D = first.shape
+        lengths = (T,) * B if call.cu_seqlens is None else tuple(sequence_bounds(call.cu_seqlens, T)[1])
+        sizes = (H, D, like.shape[-1])
+        found = launcher_for(self.kind, lengths, sizes, first.dtype, first.device, tuple(call.settings), backward)
+        if first.is_cuda and torch.cuda.is_current_stream_capturing():
+            _captured.append(found.plan)  # for ever: the graph holds the addresses of the plan's tables
+        return found
+
+
+@lru_cache(maxsize=64)
+def launcher_for(
+    kind: type[Launcher],
+    lengths: tuple[int, ...],
+    sizes: tuple[int, int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    settings: tuple[Any, ...],
+    backward: bool,
+) -> Launcher:
+    """The launcher for sequences of these lengths and sizes (H, D, DV), with compiled kernels."""
+    H, D, DV = sizes
+    precision = Precision.of(dtype, D)
+    shape = Shape.of(H, D, DV, precision.buffer, capability_of(device))
+    found = kind(make_plan(lengths, span_length(sum(lengths), H), device), shape, precision, *settings)
+
+    def call(tokens: int, plan: Plan, started: list[Any]) -> None:
+        rehearse(replace(found, plan=plan, dry=started), settings, tokens, dtype, device, backward)
+
+    if device.type == "cuda":
+        precompile((kind, shape, precision, found.constants, dtype, device), call, H, device, backward)
+    return found
+
+
+def rehearse(
+    launcher: Launcher, settings: Sequence[Any], tokens: int, dtype: torch.dtype, device: torch.device, backward: bool
+) -> None:
+    """Run a call on `tokens` tokens, and its backward, for a `dry` launcher that only compiles the kernels."""
+    shape, plan = launcher.shape, launcher.plan
+    sizes = {"B": len(plan.sequences), "H": shape.H, "D": shape.D, "Dv": shape.DV}
+    widths = [shape.DV if name == "v" else shape.D for name in launcher.inputs.split()]
+    dims = [DIMENSIONS[name].split() for name in launcher.state.split()]
+    inputs = [torch.empty(1, tokens, shape.H, width, dtype=dtype, device=device) for width in widths]
+    state = [torch.empty([sizes[letter] for letter in each], device=device) for each in dims]
+    t = torch.empty(len(plan.sequences), dtype=torch.int64, device=device)
+    kept = launcher.buffers(inputs, len(plan.chunks), len(plan.spans), *settings)
+    x = [each[0] for each in inputs]
+    results = launcher.run(x, state, t, kept)
+    if backward:
+        o, *final = results
+        launcher.run_backward(x, t, [*kept, *launcher.also_kept(state, results)], o.to(dtype), final)
