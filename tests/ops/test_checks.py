@@ -327,7 +327,8 @@ def test_bad_calls_are_refused_even_if_there_is_nothing_to_do(op, backend):
     "options",
     [
         {"lambda0": 1},
-        {"lambda0": 1e-6},
+        {"lambda0": 2.5e-4},  # D = 4
+        {"lambda0": 1e-30, "update_penalty": False},
         {"refresh_every": 1},
         {"refresh_every": None},
         {"refresh": 0},
@@ -350,3 +351,38 @@ def test_values_on_the_good_side_of_each_limit_are_not_refused(options):
     assert o.shape == (B, 5, H, DV)
     assert o.isfinite().all()
     assert state.S.isfinite().all()
+
+
+@each_op
+def test_tensors_without_dense_data_are_refused(op):
+    inputs = make_inputs(op)
+    name, x = next(iter(inputs.items()))
+    check_refused(op, {**inputs, name: x.to_sparse()}, {}, name, "dense", "torch.sparse_coo")
+    nested = torch.nested.nested_tensor(list(x), layout=torch.jagged)
+    check_refused(op, {**inputs, name: nested}, {}, name, "dense")
+    check_refused(op, {each: y.to("meta") for each, y in inputs.items()}, {}, name, "meta device")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"lambda0": 2e-4}, ("lambda0", "0.000244", "float32", "float64 inputs")),
+        ({"lambda0": 9e-4, "penalty_scale": 1.0}, ("lambda0", "0.000977")),
+        ({"lambda0": 1e-45}, ("lambda0", "at least")),
+        ({"lambda0": 1e-45, "update_penalty": False}, ("lambda0", "at least", "finite")),
+        ({"lambda0": 1e39}, ("lambda0", "at most")),
+        ({"lambda0": 10**400}, ("lambda0", "finite", "1329 bits")),
+        ({"lambda0": 10**5000}, ("lambda0", "finite")),
+        ({"refresh_every": 10**5000}, ("refresh_every", "2**63")),
+        ({"penalty_scale": 1e30}, ("lambda0", "at least")),
+    ],
+    ids=lambda x: "" if isinstance(x, tuple) else f"{next(iter(x))}",
+)
+def test_penalties_that_the_state_cannot_hold_are_refused(options, words):
+    check_refused("vla", make_inputs("vla", dtype=torch.float32), options, *words)
+
+
+def test_float64_holds_smaller_penalties():
+    inputs = {name: x.double() for name, x in make_inputs("vla").items()}
+    call("vla", inputs, lambda0=1e-12)
+    check_refused("vla", inputs, {"lambda0": 1e-13}, "lambda0", "float64")

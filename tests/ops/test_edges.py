@@ -1,5 +1,7 @@
 """What the operators do at the edges of what they accept: nothing to do, zeros, NaN, derivatives they do not have."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.autograd import forward_ad
@@ -338,8 +340,45 @@ def test_forward_mode_through_chunks_is_refused_and_not_dropped(op, push):
             start = state if name in inputs else STATES[op](**{**state.tensors(), name: x})
             return call(op, given, initial_state=start, backend="chunk")
 
-        with pytest.raises(RuntimeError, match="forward-mode derivatives are not supported by backend='chunk'"):
+        with pytest.raises(
+            RuntimeError, match="forward-mode derivatives .* not supported by backend='chunk'; use backend='reference'"
+        ):
             push(function, x, torch.ones_like(x))
+
+
+@pytest.mark.parametrize("transform", ["grad", "jacrev", "vmap"])
+@each_op
+def test_transforms_of_torch_func_take_the_loop(op, transform):
+    inputs = make_inputs(op)
+    name, x = next(iter(inputs.items()))
+
+    def through(backend, x):
+        return call(op, {**inputs, name: x}, backend=backend)
+
+    with pytest.raises(RuntimeError, match=r"transforms of torch\.func .* use backend='reference'"):
+        TRANSFORMS[transform](partial(through, "chunk"), x)
+    wanted = TRANSFORMS[transform](partial(through, "reference"), x)
+    assert torch.equal(TRANSFORMS[transform](partial(through, "auto"), x), wanted)
+    if transform == "grad":
+        leaf = x.clone().requires_grad_()
+        torch.testing.assert_close(wanted, torch.autograd.grad(through("chunk", leaf).sum(), leaf)[0])
+
+
+TRANSFORMS = {
+    "grad": lambda function, x: torch.func.grad(lambda x: function(x).sum())(x),
+    "jacrev": lambda function, x: torch.func.jacrev(lambda x: function(x).sum((1, 2, 3)))(x),
+    "vmap": lambda function, x: torch.func.vmap(function)(torch.stack((x, 2 * x))),
+}
+
+
+@each_op
+def test_no_tokens_give_a_state_of_its_own(op):
+    inputs, state = make_inputs(op, time=0), make_state(op)
+    for backend in ("reference", "chunk", "auto"):
+        _, after = call(op, inputs, initial_state=state, return_state=True, backend=backend)
+        for name, x in after.tensors().items():
+            assert torch.equal(x, state.tensors()[name])
+            assert x.data_ptr() != state.tensors()[name].data_ptr(), (backend, name)
 
 
 @each_op

@@ -57,6 +57,35 @@ def test_low_precision_inputs_keep_float32_states(dtype, backend):
         assert error(getattr(state, name), getattr(exact, name)) <= 1e-5
 
 
+@pytest.mark.parametrize("gain", ["raw", "unit", "projection"])
+@pytest.mark.parametrize("backend", ["reference", "chunk"])
+def test_float32_holds_the_least_penalty(backend, gain):
+    """Recursive least squares at the smallest lambda0 that float32 allows, for random and for nearly parallel keys."""
+    q, k, v, _ = hard_inputs(200, 16)
+    options = {"lambda0": 9.8e-4, "penalty_scale": 1.0, "refresh_every": None, "gain": gain}
+    options |= {"feature_map": "identity", "normalizer": False}
+    o, state = varla.vla(q, k, v, k, backend=backend, return_state=True, **options)
+    inputs = [x.double() for x in (q, k, v, k)]
+    wanted, exact = varla.vla(*inputs, backend="reference", return_state=True, **options)
+    for row, bound in enumerate((5e-4, 2e-3, 1e-2 if gain == "projection" else 2e-3)):
+        assert root_mean_square_error(o[row], wanted[row]) <= bound, KEYS[row]
+        assert root_mean_square_error(state.A[row], exact.A[row]) <= 2e-4, KEYS[row]
+
+
+def test_closed_gates_cost_no_digits():
+    """Decays through many closed gates: only gates between two tokens count, not those before both."""
+    q, k, v, gate = (randn(1, 130, 2, 16, seed=i) for i in range(4))
+    gate = -0.1 * gate.abs()
+    gate[:, 5::2] = torch.tensor([-100.0, -1000.0]).repeat(32)[: gate[:, 5::2].shape[1], None, None]
+    inputs = [x.float().requires_grad_() for x in (q, k, v, gate)]
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    o, wanted = (varla.decayed_delta_rule(*x, backend=b) for x, b in ((inputs, "chunk"), (exact, "reference")))
+    assert error(o, wanted) <= 1e-6
+    found, right = (torch.autograd.grad(y.square().sum(), x) for y, x in ((o, inputs), (wanted, exact)))
+    for got, want in zip(found, right, strict=True):
+        assert error(got, want) <= 2e-6
+
+
 def long_inputs():
     return [randn(1, 200_000, 1, 16, seed=i, dtype=torch.float32) for i in range(4)]
 

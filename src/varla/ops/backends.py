@@ -2,7 +2,7 @@
 
 import importlib.util
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -56,15 +56,19 @@ def has_tangent(tensors: Iterable[Tensor | None]) -> bool:
     return any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors)  # type: ignore[no-untyped-call]
 
 
-def transformed(tensors: Sequence[Tensor]) -> bool:
-    """Whether the call needs derivatives that the kernels do not have: forward mode, or transforms of torch.func.
+def transformed(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether the call needs what our operators do not have: forward-mode derivatives, or transforms of torch.func.
 
-    PyTorch would treat the operator as a constant there.
+    For the former, PyTorch would treat an operator as a constant and return zero derivatives.
     """
+    tensors = [x for x in tensors if x is not None]
     if has_tangent(tensors):
         return True
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    return not torch.compiler.is_compiling() and any(wrapped(x) for x in tensors)
+    functorch = torch._C._functorch
+    level = None if torch.compiler.is_compiling() else functorch.peek_interpreter_stack()
+    if level is None or level.key() == functorch.TransformType.Jvp:  # of forward mode, only tangents matter
+        return False
+    return any(functorch.is_functorch_wrapped_tensor(x) for x in tensors)
 
 
 def can_launch(like: Tensor, *others: Tensor) -> bool:

@@ -22,6 +22,8 @@ def check_inputs(inputs: Mapping[str, tuple[Tensor, str]]) -> tuple[list[Tensor]
             raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
         if x.dtype not in FLOATS:
             raise TypeError(f"{name} must be {_FLOAT_NAMES}, got {dtype_of(x)}")
+        if x.layout != torch.strided or x.is_nested:
+            raise TypeError(f"{name} must be a dense tensor, got {'nested' if x.is_nested else x.layout}")
     sizes = check_shapes(inputs)
     for letter, size in sizes.items():
         if letter not in "BT" and size < 1:
@@ -35,6 +37,8 @@ def check_inputs(inputs: Mapping[str, tuple[Tensor, str]]) -> tuple[list[Tensor]
             raise ValueError(f"{name} must be on the same device as {first} ({tensors[0].device}), got {x.device}")
         if x.dtype != tensors[0].dtype and not torch.is_autocast_enabled(x.device.type):
             raise TypeError(f"{name} must have the same dtype as {first} ({dtype_of(tensors[0])}), got {dtype_of(x)}")
+    if tensors[0].is_meta:
+        raise ValueError(f"{first} must hold data, got a tensor on the meta device")
     if any(x.dtype != tensors[0].dtype for x in tensors):
         widest = reduce(torch.promote_types, (x.dtype for x in tensors))
         tensors = [x.to(widest) for x in tensors]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from varla.arguments import check_choice, check_count, check_flag, refuse_unknown
-from varla.ops.backends import backends, cannot_launch, has_tangent
+from varla.ops.backends import backends, cannot_launch, has_tangent, transformed
 from varla.ops.chunk.op import ChunkOperator
 from varla.ops.packing import check_packing, sequence_bounds
 from varla.ops.state import StateT, check_inplace, check_state
@@ -120,7 +120,8 @@ def run(
         check_flag("return_state", return_state)
     first: Tensor = inputs[0]
     rows = sizes["B"] if cu_seqlens is None else check_packing(cu_seqlens, sizes["B"], sizes["T"], first.device)
-    form = choose(mechanism, backend, chunk_size, sizes, first)
+    plain = "reference" if backend == "auto" and chunk_size is None and transformed(inputs) else backend
+    form = choose(mechanism, plain, chunk_size, sizes, first)
     state = begin(mechanism, "initial_state", initial_state, {**sizes, "B": rows}, settings, first)
     tensors = list(state.tensors().values())
     held: Held = tensors[:-1]
@@ -129,10 +130,10 @@ def run(
     if form == "reference":
         o, held = _run_reference(mechanism, inputs, held, t, cu_seqlens, settings)
     else:
-        if has_tangent((*inputs, *held)):
-            # PyTorch would treat the operator as a constant and return zero derivatives.
+        if transformed((*inputs, *held)):
             raise RuntimeError(
-                f"forward-mode derivatives are not supported by backend={form!r}; use backend='reference'"
+                f"forward-mode derivatives and the transforms of torch.func are not supported by backend={form!r}; use "
+                "backend='reference'"
             )
         keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*inputs, *held))
         if form == "chunk":
@@ -249,6 +250,7 @@ def begin(
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     begun = mechanism.state.zeros(sizes, dtype, like.device)
     if "A" in begun.LAYOUT:  # line 2 of Algorithm 1
+        settings[0].check_precision(sizes["D"], dtype)
         begun.A.diagonal(dim1=-2, dim2=-1).fill_(1 / settings[0].lambda0)  # type: ignore[attr-defined]
     return begun
 
@@ -283,5 +285,5 @@ def _run_reference(
 def _run_row(mechanism: Mechanism[StateT], inputs: Inputs, held: Held, t: Tensor, settings: Sequence[Any]) -> Result:
     like = inputs[mechanism.chunk.output_like]
     if like.shape[1] == 0:
-        return like.clone(), held
+        return like.clone(), [None if x is None else x.clone() for x in held]
     return mechanism.reference(inputs, held, t, *settings)

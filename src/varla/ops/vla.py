@@ -96,7 +96,8 @@ def vla(
         cu_seqlens: offsets [N + 1] of N sequences packed into B = 1. Packed sequences do not affect each other.
         backend: "reference", "chunk", "triton" or "auto"; see `varla.backends()`.
         chunk_size: tokens in a chunk, for backend "chunk". None: chosen by D. Any value gives the same result.
-        lambda0: initial penalty; the initial A is I / lambda0. Not used with `initial_state`.
+        lambda0: initial penalty; the initial A is I / lambda0. Not used with `initial_state`. Relative errors grow like
+            |u|^2 / lambda0, so float32 states need lambda0 >= 0.001 |u|^2, and float64 ones 2e-12 |u|^2.
         refresh_every: period of the refresh A <- A + eta I, in tokens of a sequence. Tokens of earlier calls count,
             through the state. None: no refresh.
         refresh: size eta of the refresh.

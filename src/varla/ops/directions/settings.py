@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import TypedDict
 
+import torch
+
 from varla.arguments import check_choice, check_count, check_flag, check_number
+from varla.ops.checks import dtype_name
 from varla.ops.features import FEATURE_MAPS
 
 GAINS = ("unit", "projection", "raw")
@@ -60,3 +63,23 @@ class DirectionSettings:
     def length_of_u(self, D: int) -> float:
         """|u| after normalisation, for keys of D dimensions."""
         return D**-0.5 if self.penalty_scale is None else float(self.penalty_scale)
+
+    def check_precision(self, D: int, dtype: torch.dtype) -> None:
+        """Raise a ValueError if A, beginning at I / lambda0, would lose its digits in a state of this dtype.
+
+        One Sherman-Morrison step takes an eigenvalue of A from 1 / lambda0 to about 1 / |u|^2. The difference keeps the
+        rounding error of the larger number, so A and the outputs have a relative error of 2 to 5 eps |u|^2 / lambda0.
+        At the bound that is 2e-4 for random keys, 2e-3 for repeated ones, and up to 1e-2 with gain "projection" for
+        nearly parallel keys, which divides by a small number (tests/ops/test_precision.py).
+        """
+        limits = torch.finfo(dtype)
+        least, why = 1 / limits.max, "1 / lambda0 must be finite"
+        if self.update_penalty:
+            least = max(least, 8192 * limits.eps * self.length_of_u(D) ** 2)
+            why = "below, rounding errors of the first steps would stay in A"
+        name = dtype_name(dtype)
+        if self.lambda0 < least:
+            wider = "; use float64 inputs, or a larger lambda0" if dtype == torch.float32 else ""
+            raise ValueError(f"lambda0 must be at least {least:.3g} in {name} ({why}), got {self.lambda0!r}{wider}")
+        if self.lambda0 > 1 / limits.tiny:
+            raise ValueError(f"lambda0 must be at most {1 / limits.tiny:.3g} in {name}, got {self.lambda0!r}")

@@ -1,7 +1,7 @@
 """The delta rule with a decay per token: S <- g S + (v - S k) a^T over n tokens, read by q.
 
-Let c be the running sum of log g inside the chunk (c_0 = 0). Decays between tokens are exponentials of differences of
-c, and at most 1 for g <= 1:
+Let c be the running sum of log g inside the chunk (c_0 = 0). Decays between tokens are exponentials of c_t - c_s, the
+sum of log g between the two, and at most 1 for g <= 1:
 
     since the start  rho_t = exp(c_{t-1}), sigma_t = exp(c_t);   to the end  tau_s = exp(c_n - c_s)
     T = I + tril(Gamma o K a^T, -1),  Gamma_ts = exp(c_{t-1} - c_s);   [Tv Tk] = T^-1 [V rho K]
@@ -64,7 +64,7 @@ class Decayed:
 
 
 def closed(dtype: torch.dtype) -> float:
-    """The log gate below which a gate counts as zero. Lower values in a sum would cost digits of the other terms."""
+    """The log gate below which a gate counts as zero, and has no gradient."""
     return math.log(torch.finfo(dtype).tiny)
 
 
@@ -73,14 +73,15 @@ class DecayedChunks:
 
     def __init__(self, Q: Tensor, K: Tensor, V: Tensor, a: Tensor, log_gate: Tensor):
         """Solve the triangular systems."""
-        log_gate = log_gate.clamp(min=closed(log_gate.dtype))
-        until = log_gate.cumsum(1)  # c_t
-        before = until - log_gate  # c_{t-1}
-        self.rho, self.sigma, self.tau = before.exp(), until.exp(), (until[:, -1:] - until).exp()
-        # Above the diagonal the differences are positive: mask them before the exponential, which could overflow.
-        strict = torch.ones(K.shape[1], K.shape[1], dtype=torch.bool, device=K.device).tril(-1)
-        self.gamma = (before - until.mT).masked_fill_(~strict, -torch.inf).exp_()
-        self.gamma_read = (until - until.mT).masked_fill_(strict.mT, -torch.inf).exp_()
+        # Each column of the matrix has a running sum of its own, so that the sums hold no gates before token s. As a
+        # difference of two sums from the chunk's start, c_t - c_s would keep the rounding errors of closed gates.
+        n = K.shape[1]
+        past = torch.ones(n, n, dtype=torch.bool, device=K.device).tril()
+        between = torch.where(past.tril(-1), log_gate, 0).cumsum(1)  # c_t - c_s
+        self.gamma_read = between.masked_fill_(~past, -torch.inf).exp_()
+        self.gamma = torch.nn.functional.pad(self.gamma_read[:, :-1], (0, 0, 1, 0))
+        self.sigma, self.tau = log_gate.cumsum(1).exp(), self.gamma_read[:, -1, :, None]
+        self.rho = torch.nn.functional.pad(self.sigma[:, :-1], (0, 0, 1, 0), value=1.0)
         self.Ka, self.Qa = torch.bmm(K, a.mT), torch.bmm(Q, a.mT)
         self.T = self.gamma * self.Ka
         self.C = self.gamma_read * self.Qa
