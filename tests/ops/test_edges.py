@@ -340,9 +340,7 @@ def test_forward_mode_through_chunks_is_refused_and_not_dropped(op, push):
             start = state if name in inputs else STATES[op](**{**state.tensors(), name: x})
             return call(op, given, initial_state=start, backend="chunk")
 
-        with pytest.raises(
-            RuntimeError, match="forward-mode derivatives .* not supported by backend='chunk'; use backend='reference'"
-        ):
+        with pytest.raises(RuntimeError, match=r"forward-mode derivatives .* use backend='reference'"):
             push(function, x, torch.ones_like(x))
 
 

@@ -61,14 +61,14 @@ def transformed(tensors: Iterable[Tensor | None]) -> bool:
 
     For the former, PyTorch would treat an operator as a constant and return zero derivatives.
     """
-    tensors = [x for x in tensors if x is not None]
-    if has_tangent(tensors):
+    given = [x for x in tensors if x is not None]
+    if has_tangent(given):
         return True
     functorch = torch._C._functorch
     level = None if torch.compiler.is_compiling() else functorch.peek_interpreter_stack()
     if level is None or level.key() == functorch.TransformType.Jvp:  # of forward mode, only tangents matter
         return False
-    return any(functorch.is_functorch_wrapped_tensor(x) for x in tensors)
+    return any(functorch.is_functorch_wrapped_tensor(x) for x in given)
 
 
 def can_launch(like: Tensor, *others: Tensor) -> bool:
