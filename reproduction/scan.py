@@ -42,7 +42,7 @@ def vla_scan(
     z = start.z[:, None] + keys.F.cumsum(1)
     o = apply(S, queries)
     if settings.normalizer:
-        o = o / dot(z, queries).clamp(min=settings.eps)
+        o = o / dot(z.to(o.dtype), queries).clamp(min=settings.eps)
     return o.to(dtype), varla.VLAState(S[:, -1], after.A, z[:, -1], after.t)
 
 

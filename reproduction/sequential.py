@@ -14,7 +14,7 @@ from varla.ops.backends import cannot_launch
 from varla.ops.checks import check_inputs, check_untracked
 from varla.ops.fused.triton.decode import constants, denominator, write_direction
 from varla.ops.state import VLAState, check_state
-from varla.ops.triton.tiles import features, matrix, normalized, rows, store_matrix, store_rows, unit
+from varla.ops.triton.tiles import features, loaded, matrix, normalized, rows, store_matrix, store_rows, unit
 from varla.ops.vla import VLASettings
 
 
@@ -46,7 +46,7 @@ def walk_tokens(
     d, r = tl.arange(0, BD), tl.program_id(1) * BV + tl.arange(0, BV)
     A = matrix(state_A, index, d, D, d, D)
     S = matrix(state_S, index, r, DV, d, D)
-    z = rows(state_z, index, 1, 0, 1, d, D, 1)
+    z = loaded(state_z, index, 1, 0, 1, d, D, 1)  # float64
     t = tl.load(state_t + row)
     for i in range(0, T):
         token = row.to(tl.int64) * T + i
@@ -61,7 +61,7 @@ def walk_tokens(
         e = rows(v, token, 1, head, H, r, DV, 1, True) - tl.sum(S * K, 1, keep_dims=True)
         S += e * alpha
         z += F
-        read = tl.sum(S * Q, 1, keep_dims=True) / denominator(z, Q, eps, NORMALIZE)
+        read = tl.sum(S * Q, 1, keep_dims=True) / denominator(z.to(tl.float32), Q, eps, NORMALIZE)
         store_rows(o, read, token, 1, head, H, r, DV, 1, True)
     store_matrix(final_S, S, index, r, DV, d, D)
     if tl.program_id(1) == 0:

@@ -54,12 +54,13 @@ class StopAt(Progress):
             raise Enough
 
 
+# The records have 1024 bytes of state less for linear and vla: z was float32 then.
 @pytest.mark.parametrize(
     ("mechanism", "losses", "parameters", "state_bytes"),
     [
         ("softmax", {1: 4.08014}, 289664, 130056),
-        ("linear", {1: 4.0798}, 289664, 33816),
-        ("vla", {1: 4.31099, 25: 3.95836}, 323200, 66584),
+        ("linear", {1: 4.0798}, 289664, 34840),
+        ("vla", {1: 4.31099, 25: 3.95836}, 323200, 67608),
     ],
 )
 def test_a_recorded_run_gives_the_same_losses_again(mechanism, losses, parameters, state_bytes, tmp_path):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import varla
+from varla.ops.state import PRECISIONS
 
 LENGTHS = (1, 2, 19, 20, 21, 67, 133)
 
@@ -27,6 +28,11 @@ def vla_state(B: int = 2, H: int = 2, D: int = 5, Dv: int = 4, seed: int = 100) 
     A = X @ X.mT / D + torch.eye(D, dtype=X.dtype)
     z = randn(B, H, D, seed=seed + 2).abs()
     return varla.VLAState(randn(B, H, Dv, D, seed=seed), A, z, torch.arange(B) * 14 + 3)
+
+
+def of_type(state: varla.State, dtype: torch.dtype) -> Any:
+    """The state for inputs of this dtype, float32 or float64. z and t have dtypes of their own."""
+    return state.of(x.to(PRECISIONS.get(name, dtype)) for name, x in state.tensors().items())
 
 
 def with_gradients(

@@ -5,7 +5,7 @@ from itertools import pairwise
 import torch
 
 import varla
-from tests.ops.cases import randn, with_gradients
+from tests.ops.cases import of_type, randn, with_gradients
 
 BACKENDS = {
     "vla": ("reference", "chunk", "auto"),
@@ -53,7 +53,7 @@ def make_state(op, batch=B, heads=H, dim=D, dim_v=DV, dtype=torch.float64, seed=
         "z": randn(batch, heads, dim, seed=1002 + 4 * seed).abs(),
     }
     t = t + 7 * torch.arange(batch)
-    return STATES[op](**{name: t if name == "t" else tensors[name].to(dtype) for name in FIELDS[STATES[op]]})
+    return of_type(STATES[op](**{name: {**tensors, "t": t}[name] for name in FIELDS[STATES[op]]}), dtype)
 
 
 def floats(state):

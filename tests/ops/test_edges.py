@@ -26,6 +26,7 @@ from tests.ops.operators import (
     outcome,
     token,
 )
+from varla.ops.state import PRECISIONS
 
 NAN = float("nan")
 LONG = 37
@@ -64,7 +65,7 @@ def test_mixed_types_are_accepted_under_autocast(op, backend):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             o, state = call(op, {**low, wide: low[wide].float()}, backend=backend, return_state=True)
         assert o.dtype == torch.float32
-        assert all(x.dtype == torch.float32 for x in floats(state).values())
+        assert all(x.dtype == PRECISIONS.get(name, torch.float32) for name, x in state.tensors().items())
         assert error(o, expected) <= 0.01
 
 
@@ -367,6 +368,28 @@ TRANSFORMS = {
     "jacrev": lambda function, x: torch.func.jacrev(lambda x: function(x).sum((1, 2, 3)))(x),
     "vmap": lambda function, x: torch.func.vmap(function)(torch.stack((x, 2 * x))),
 }
+
+
+@pytest.mark.parametrize("bad", [NAN, float("inf"), -float("inf")])
+@each_op
+def test_what_is_not_finite_does_not_reach_earlier_tokens(op, bad):
+    """Nor other rows and heads. In the same row and head, all later tokens are NaN where the loop has NaN."""
+    inputs = make_inputs(op, time=LONG)
+    clean = call(op, inputs, backend="chunk", chunk_size=16)
+    for name in inputs:
+        for place in (0, 20, LONG - 1):
+            spoilt = {each: x.clone() for each, x in inputs.items()}
+            spoilt[name][1, place, 0] = bad
+            o, state = call(op, spoilt, backend="chunk", chunk_size=16, return_state=True)
+            wanted, after = call(op, spoilt, backend="reference", return_state=True)
+            assert torch.equal(o[0], clean[0])
+            assert torch.equal(o[1, :, 1:], clean[1, :, 1:])
+            assert torch.equal(o[1, :place], clean[1, :place]), (name, place)
+            lost, expected = (x[1, :, 0].isfinite().logical_not().any(-1) for x in (o, wanted))
+            assert torch.equal(lost, expected), (name, place)
+            for each, x in state.tensors().items():
+                assert after.tensors()[each][1].isfinite().all() or not x[1, 0].isfinite().all(), (name, each)
+                assert torch.equal(x[0], after.tensors()[each][0]) or error(x[0], after.tensors()[each][0]) < 1e-12
 
 
 @each_op

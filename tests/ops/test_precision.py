@@ -51,7 +51,7 @@ def test_low_precision_inputs_keep_float32_states(dtype, backend):
     wanted, exact = varla.vla(*(x.double() for x in inputs), return_state=True, backend="reference")
     assert o.dtype == dtype
     assert all(grad.dtype == dtype and grad.isfinite().all() for grad in grads)
-    assert [x.dtype for x in state.tensors().values()] == [torch.float32] * 3 + [torch.int64]
+    assert [x.dtype for x in state.tensors().values()] == [torch.float32, torch.float32, torch.float64, torch.int64]
     assert error(o, wanted) <= torch.finfo(dtype).eps
     for name in ("S", "A", "z"):
         assert error(getattr(state, name), getattr(exact, name)) <= 1e-5
@@ -84,6 +84,25 @@ def test_closed_gates_cost_no_digits():
     found, right = (torch.autograd.grad(y.square().sum(), x) for y, x in ((o, inputs), (wanted, exact)))
     for got, want in zip(found, right, strict=True):
         assert error(got, want) <= 2e-6
+
+
+@pytest.mark.parametrize("pieces", [[1] * 20, [20], [64] * 3])
+def test_the_normaliser_grows_after_a_hundred_million_tokens(pieces):
+    """In float32 a sum of ones stops at 2**24."""
+    D, seen = 8, 100_000_000
+    start = varla.VLAState.zeros({"B": 1, "H": 1, "D": D, "Dv": D}, torch.float32, torch.device("cpu"))
+    state = varla.VLAState(start.S, start.A + 10 * torch.eye(D), start.z + 0.9 * seen, start.t + seen)
+    total = sum(pieces)
+    inputs = [randn(1, total, 1, D, seed=i, dtype=torch.float32) for i in range(4)]
+    begun = state.z
+    for part in zip(*(x.split(pieces, 1) for x in inputs), strict=True):
+        if pieces[0] == 1:
+            _, state = varla.vla_step(*(x[:, 0] for x in part), state)
+        else:
+            _, state = varla.vla(*part, initial_state=state, return_state=True)
+    features = torch.nn.functional.elu(inputs[1].double()) + 1
+    assert error(state.z - begun, features.sum(1)) <= 1e-6
+    assert state.t.tolist() == [seen + total]
 
 
 def long_inputs():

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import varla
-from tests.ops.cases import assert_same, error, randn
+from tests.ops.cases import assert_same, error, of_type, randn
 from tests.ops.operators import (
     BACKENDS,
     GATES,
@@ -25,6 +25,7 @@ from tests.ops.operators import (
     outcome,
     row,
 )
+from varla.ops.state import PRECISIONS
 
 TOLERANCE = 1e-12
 each_op = pytest.mark.parametrize("op", OPS)
@@ -361,13 +362,13 @@ def test_low_precision_is_that_of_inputs_and_outputs_only(op, dtype, data):
         # Other gains divide by what may be small; how far float32 then gets is not the matter here.
         case.options |= {"gain": "unit", "normalize_key": True}
     low = {name: x.to(dtype) for name, x in case.inputs.items()}
-    start = map_state(case.state, lambda x: x.float() if x.is_floating_point() else x)
+    start = None if case.state is None else of_type(case.state, torch.float32)
     got = case.results(inputs=low, state=start, **form)
     assert got["o"].dtype == dtype
-    assert all(x.dtype == (torch.int64 if name == "t" else torch.float32) for name, x in got.items() if name != "o")
+    assert all(x.dtype == PRECISIONS.get(name, torch.float32) for name, x in got.items() if name != "o")
 
     exact = {name: x.double() for name, x in low.items()}
-    start = map_state(start, lambda x: x.double() if x.is_floating_point() else x)
+    start = None if start is None else of_type(start, torch.float64)
     expected = case.results(inputs=exact, state=start, backend="reference")
     # Rounding the output once, on top of float32 arithmetic.
     o = expected["o"]

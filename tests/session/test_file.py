@@ -167,7 +167,7 @@ def test_a_changed_byte_is_noticed(saved):
         ({"drop": ["position"]}, ["damaged", "position is missing"]),
         ({"tensors": {"layers.0.S": torch.zeros(1, 2, 8, 7)}}, ["does not fit", "layers.0.S", "[1, 2, 8, 7]"]),
         ({"tensors": {"layers.0.S": torch.zeros(2, 2, 8, 8)}}, ["does not fit", "[2, 2, 8, 8]"]),
-        ({"tensors": {"layers.0.z": torch.zeros(1, 2, 8).double()}}, ["does not fit", "float64"]),
+        ({"tensors": {"layers.0.S": torch.zeros(1, 2, 8, 8).double()}}, ["does not fit", "float64"]),
         ({"tensors": {"layers.0.t": torch.tensor([3])}}, ["damaged", "layer 0 has seen [3] tokens, not 30"]),
         ({"tensors": {"position": torch.tensor([31])}}, ["damaged", "not 31"]),
         ({"tensors": {"position": torch.tensor([0])}}, ["damaged", "which no session has"]),

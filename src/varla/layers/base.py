@@ -15,7 +15,7 @@ from varla.ops import State
 from varla.ops.gate import gated
 from varla.ops.packing import check_packing
 
-FLOAT32, INT64 = 4, 8  # bytes
+FLOAT32, WIDE = 4, 8  # bytes of a number; WIDE is float64 or int64
 
 
 class Layer(nn.Module, ABC):
@@ -109,11 +109,11 @@ class Layer(nn.Module, ABC):
         """
 
     def state_size(self, T: int) -> int:
-        """Bytes of one sequence's state after T tokens, in float32."""
+        """Bytes of one sequence's state after T tokens, for float32 inputs."""
         sizes = {"B": 1, "H": self.n_heads, "D": self.head_dim, "Dv": self.value_dim, "L": T}
         found = 0 if self.conv is None else self.conv.state_bytes()
         for name, letters in self.state_class.LAYOUT.items():
-            width = INT64 if name in ("t", "position") else FLOAT32
+            width = WIDE if name in ("z", "t", "position") else FLOAT32
             found += width * math.prod(sizes[letter] for letter in letters.split())
         return found
 

@@ -51,18 +51,13 @@ def triton_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes")
 
 
-def has_tangent(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether one of the tensors carries a forward-mode derivative."""
-    return any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors)  # type: ignore[no-untyped-call]
-
-
 def transformed(tensors: Iterable[Tensor | None]) -> bool:
     """Whether the call needs what our operators do not have: forward-mode derivatives, or transforms of torch.func.
 
     For the former, PyTorch would treat an operator as a constant and return zero derivatives.
     """
     given = [x for x in tensors if x is not None]
-    if has_tangent(given):
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in given):  # type: ignore[no-untyped-call]
         return True
     functorch = torch._C._functorch
     level = None if torch.compiler.is_compiling() else functorch.peek_interpreter_stack()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from varla.arguments import check_choice, check_count, check_flag, refuse_unknown
-from varla.ops.backends import backends, cannot_launch, has_tangent, transformed
+from varla.ops.backends import backends, cannot_launch, transformed
 from varla.ops.chunk.op import ChunkOperator
 from varla.ops.packing import check_packing, sequence_bounds
 from varla.ops.state import StateT, check_inplace, check_state
@@ -221,7 +221,7 @@ def choose_step(
     reason = cannot_launch(first, sizes, "backend='reference'")
     tensors = (*inputs, *state.tensors().values())
     tracked = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-    if reason is None and (tracked or has_tangent(tensors)):
+    if reason is None and (tracked or transformed(tensors)):
         reason = "the decode kernel has no derivatives; use backend='reference', or torch.no_grad()"
     if reason is not None and backend == "auto":
         return "reference"
@@ -250,9 +250,17 @@ def begin(
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     begun = mechanism.state.zeros(sizes, dtype, like.device)
     if "A" in begun.LAYOUT:  # line 2 of Algorithm 1
-        settings[0].check_precision(sizes["D"], dtype)
+        if torch.compiler.is_compiling():
+            settings[0].check_precision(sizes["D"], dtype)
+        else:
+            _check_precision(settings[0], sizes["D"], dtype)
         begun.A.diagonal(dim1=-2, dim2=-1).fill_(1 / settings[0].lambda0)  # type: ignore[attr-defined]
     return begun
+
+
+@lru_cache(maxsize=1024)
+def _check_precision(settings: Any, D: int, dtype: torch.dtype) -> None:
+    settings.check_precision(D, dtype)
 
 
 def _run_reference(

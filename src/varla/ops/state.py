@@ -18,6 +18,8 @@ from varla.ops.checks import check_shapes, check_untracked, dtype_name, dtype_of
 _FILE_VERSION = "1"
 
 DIMENSIONS = {"S": "B H Dv D", "A": "B H D D", "z": "B H D", "t": "B"}
+# Tensors whose dtype does not follow the inputs. z is a sum without end: in float32 it would stop growing at 2**24.
+PRECISIONS = {"z": torch.float64, "t": torch.int64}
 
 Kind = TypeVar("Kind", bound="Container")
 StateT = TypeVar("StateT", bound="State")
@@ -98,7 +100,7 @@ class State(Container):
         tensors = []
         for name, dims in cls.LAYOUT.items():
             shape = [sizes[letter] for letter in dims.split()]
-            tensors.append(torch.zeros(shape, dtype=torch.int64 if name == "t" else dtype, device=device))
+            tensors.append(torch.zeros(shape, dtype=PRECISIONS.get(name, dtype), device=device))
         return cls(*tensors)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -123,6 +125,8 @@ class State(Container):
                 metadata = file.metadata() or {}
                 names = set(file.keys())
                 tensors = {name: file.get_tensor(name) for name in names & set(cls.LAYOUT)}
+                if "z" in tensors and tensors["z"].dtype == torch.float32:  # in files of earlier versions
+                    tensors["z"] = tensors["z"].double()
         except safetensors.SafetensorError as error:
             raise ValueError(f"{path} is not a readable safetensors file: {error}") from error
         if metadata.get("state") != cls.__name__ or names != set(cls.LAYOUT):
@@ -146,8 +150,8 @@ class VLAState(State):
     """State of `varla.vla`.
 
     S [B, H, Dv, D]: the memory matrix, values by keys. A [B, H, D, D]: the inverse penalty matrix, symmetric
-    positive definite. z [B, H, D]: running sum of key features. t [B]: tokens seen, int64. S, A and z are float64 for
-    float64 inputs, and float32 for all other inputs.
+    positive definite. z [B, H, D]: running sum of key features, float64, so that it never stops growing. t [B]: tokens
+    seen, int64. S and A are float64 for float64 inputs, and float32 for all other inputs.
     """
 
     S: Tensor
@@ -207,8 +211,10 @@ def check_state(
             raise ValueError(f"{label} must have shape [{', '.join(letters)}] = {shape}, got {list(x.shape)}")
         if x.device != device:
             raise ValueError(f"{label} must be on the inputs' device {device}, got {x.device}")
-        if x.dtype != (torch.int64 if field == "t" else wanted):
-            expected = "int64" if field == "t" else f"{dtype_name(wanted)} for {dtype_name(dtype)} inputs"
+        if x.dtype != PRECISIONS.get(field, wanted):
+            expected = f"{dtype_name(wanted)} for {dtype_name(dtype)} inputs"
+            if field in PRECISIONS:
+                expected = dtype_name(PRECISIONS[field])
             raise TypeError(f"{label} must be {expected}, got {dtype_of(x)}")
 
 
@@ -222,14 +228,14 @@ def check_inplace(name: str, state: State) -> None:
 
 
 def _check_state_tensors(tensors: dict[str, tuple[Tensor, str]]) -> None:
-    """Raise unless shapes agree, t is int64, and the other tensors are all float32 or all float64."""
+    """Raise unless shapes agree, t is int64, z float64, and the other tensors are all float32 or all float64."""
     check_shapes(tensors)
     first = next(iter(tensors))
     precision = tensors[first][0].dtype
     if precision not in (torch.float32, torch.float64):
         raise TypeError(f"{first} must be float32 or float64, got {dtype_of(tensors[first][0])}")
     for name, (x, _) in tensors.items():
-        wanted = torch.int64 if name == "t" else precision
+        wanted = PRECISIONS.get(name, precision)
         if x.dtype != wanted:
             raise TypeError(f"{name} must be {dtype_name(wanted)}, got {dtype_of(x)}")
 

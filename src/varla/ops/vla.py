@@ -112,6 +112,9 @@ def vla(
         normalize_key: normalise key features to unit length for S. False: the paper's ablation.
         update_penalty: False keeps A at its initial value, without refresh: the paper's ablation.
 
+    NaN or infinity in k, v or u makes the later outputs of its row and head NaN. In the kernels it also reaches earlier
+    tokens of the same chunk of 64, because their products run over whole chunks.
+
     Returns:
         o [B, T, H, Dv] in the inputs' dtype, or (o, VLAState) with `return_state`.
     """

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import varla
-from tests.ops.cases import vla_state
+from tests.ops.cases import of_type, vla_state
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -37,12 +37,9 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-def of_type(state: varla.VLAState, dtype: torch.dtype) -> varla.VLAState:
-    return state.of(x.to(dtype) if x.is_floating_point() else x.clone() for x in state.tensors().values())
-
-
 def state_on(device: str, B: int = 2, H: int = 2, D: int = 16, Dv: int = 16) -> varla.VLAState:
-    return of_type(vla_state(B, H, D, Dv), torch.float32).to(device)
+    state: varla.VLAState = of_type(vla_state(B, H, D, Dv), torch.float32).to(device)
+    return state
 
 
 def relative(got: torch.Tensor, wanted: torch.Tensor) -> float:

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import logsigmoid
 
 import varla
-from tests.ops.cases import randn, with_gradients
+from tests.ops.cases import of_type, randn, with_gradients
 from tests.ops.triton.cases import DEVICE, relative
 
 B, H = 2, 2
@@ -45,7 +45,7 @@ def outcome(
     kind: str, inputs: list[torch.Tensor], state: State, dtype: torch.dtype, device: str, **options: Any
 ) -> dict[str, torch.Tensor]:
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    state = state.of(x.to(device, wide if x.is_floating_point() else None) for x in state.tensors().values())
+    state = of_type(state, wide).to(device)
     return with_gradients(KINDS[kind], [x.to(device, dtype) for x in inputs], state, **options)
 
 

@@ -42,10 +42,12 @@ class Cell(Protocol):
 
     A cell computes G chunks of N = rows x heads at once. Inputs are raw, [M, n, *] with M = G N, in the state's
     precision; the state is [N, *]. `refresh_beat` is (period, eta) of the refresh, or None. `output_like` is the index
-    of the input whose shape the outputs have.
+    of the input whose shape the outputs have. `may_be_minus_infinity` are indices of inputs of which an exponential is
+    taken: a key, or the logarithm of a gate.
     """
 
     output_like: ClassVar[int]
+    may_be_minus_infinity: Sequence[int]
     refresh_beat: tuple[int, float] | None
 
     def forward(self, inputs: Inputs, state: Tensors, context: Context) -> tuple[Tensor, Tensors, Tensors]:
@@ -97,7 +99,10 @@ def forward(job: Job, inputs: Inputs, state: Tensors, kept: Tensors) -> tuple[Te
             carried = _retire(job, block, segment.rows, carried, final)
             window, context = job.window(block, segment, state[0])
             loaded = [None if x is None else window.load(x, state[0].dtype) for x in inputs]
+            spoiled = _spoil(loaded, job.cell.may_be_minus_infinity, carried[0].shape[0])
             y, starts, after = job.cell.forward(loaded, carried, context)
+            if spoiled is not None:
+                y, starts, after = _spread(spoiled, y, starts, after)
             carried = list(after)
             window.store(y, o)
             if kept:  # not empty: a backward follows
@@ -126,6 +131,40 @@ def backward(job: Job, inputs: Inputs, kept: Tensors, do: Tensor, dfinal: Tensor
         for x, target in zip(carried, dstate, strict=True):
             target.index_copy_(0, rows, x.view(-1, *target.shape[1:]))
     return dinputs, dstate
+
+
+def _spoil(loaded: list[Any], minus_infinity: Sequence[int], N: int) -> Tensor | None:
+    """Replace tokens that are not finite by zeros. True for each token [M, n, 1] from the first of them on.
+
+    A product over a chunk multiplies zeros with what later tokens write, and zero times NaN is NaN. So NaN must not
+    enter the products; `_spread` writes it to where the loop over tokens has it. The first input, q or k, is read by
+    its own token alone and may stay. Returns None if all are finite.
+    """
+    written = {i: x for i, x in enumerate(loaded) if i and x is not None}
+    if not loaded[0].is_cuda and all(torch.isfinite(x.sum()) for x in written.values()):
+        return None
+    bad = torch.zeros_like(loaded[0][..., :1], dtype=torch.bool)
+    for i, x in written.items():
+        good = torch.isfinite(x) | (x == -torch.inf) if i in minus_infinity else torch.isfinite(x)
+        bad |= ~good.all(-1, keepdim=True)
+    for i, x in written.items():
+        loaded[i] = torch.where(bad, 0, x)
+    M, n, _ = bad.shape
+    rows = bad.view(-1, N, n).transpose(0, 1).flatten(1)  # the tokens of each head, in their order
+    return rows.cummax(1)[0].view(N, -1, n).transpose(0, 1).reshape(M, n, 1)
+
+
+def _spread(spoiled: Tensor, y: Tensor, starts: Tensors, after: Tensors) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """NaN in outputs and states from the first spoiled token on."""
+    N = after[0].shape[0]
+    until = spoiled[:, -1, 0]  # at the end of each chunk
+    before = torch.cat((torch.zeros_like(until[:N]), until[:-N]))
+
+    def spread(x: Tensor, where: Tensor) -> Tensor:
+        return x.masked_fill(where.view(-1, *[1] * (x.dim() - 1)), torch.nan)
+
+    finals = [spread(x, until[-N:]) for x in after]
+    return torch.where(spoiled, torch.nan, y), [spread(x, before) for x in starts], finals
 
 
 def _flat(x: Tensor) -> Tensor:

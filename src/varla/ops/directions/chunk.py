@@ -12,6 +12,7 @@ Shapes: U, K, W, Z, P [M, n, D], A0 [M, D, D], L [M, n, n], where M = G N: chunk
 on.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -28,6 +29,7 @@ class DirectionCell:
     """The chunk form of `directions` alone: inputs k, u; state A. See chunk.driver.Cell."""
 
     output_like = 0
+    may_be_minus_infinity: Sequence[int] = ()
 
     def __init__(self, settings: DirectionSettings):
         """Remember the scalars."""

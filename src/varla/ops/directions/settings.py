@@ -77,9 +77,10 @@ class DirectionSettings:
         if self.update_penalty:
             least = max(least, 8192 * limits.eps * self.length_of_u(D) ** 2)
             why = "below, rounding errors of the first steps would stay in A"
-        name = dtype_name(dtype)
         if self.lambda0 < least:
+            name = dtype_name(dtype)
             wider = "; use float64 inputs, or a larger lambda0" if dtype == torch.float32 else ""
             raise ValueError(f"lambda0 must be at least {least:.3g} in {name} ({why}), got {self.lambda0!r}{wider}")
         if self.lambda0 > 1 / limits.tiny:
-            raise ValueError(f"lambda0 must be at most {1 / limits.tiny:.3g} in {name}, got {self.lambda0!r}")
+            most = f"{1 / limits.tiny:.3g} in {dtype_name(dtype)}"
+            raise ValueError(f"lambda0 must be at most {most}, got {self.lambda0!r}")

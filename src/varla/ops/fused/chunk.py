@@ -3,6 +3,8 @@
 Two separate passes over the tokens would store a [B, T, H, D] and read the keys twice.
 """
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from varla.ops.chunk.driver import Context, Inputs, Tensors
@@ -22,6 +24,7 @@ class VLACell:
     def __init__(self, along: DirectionSettings, settings: MemorySettings):
         """Remember the scalars."""
         self.along, self.settings, self.refresh_beat = along, settings, along.refresh_beat
+        self.may_be_minus_infinity: Sequence[int] = (1,) if settings.feature_map == "elu1" else ()
 
     def forward(self, inputs: Inputs, state: Tensors, context: Context) -> tuple[Tensor, Tensors, Tensors]:
         """See Cell."""

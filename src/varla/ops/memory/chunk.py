@@ -1,5 +1,7 @@
 """The chunk form of `memory`: S and z over n tokens, read by q."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -23,6 +25,7 @@ class MemoryCell:
     def __init__(self, settings: MemorySettings):
         """Remember the scalars."""
         self.settings = settings
+        self.may_be_minus_infinity: Sequence[int] = (1, 5) if settings.feature_map == "elu1" else (5,)
 
     def forward(self, inputs: Inputs, state: Tensors, context: Context) -> tuple[Tensor, Tensors, Tensors]:
         """See Cell."""
@@ -100,7 +103,7 @@ def backward(
 
 def normalizer_scan(F: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     """(z before each chunk [M, D], z after the last [N, D]) from z [N, D] before the first and features F [M, n, D]."""
-    total = torch.cat((z[None], by_chunk(F.sum(1), z.shape[0]))).cumsum(0)
+    total = torch.cat((z[None], by_chunk(F.sum(1), z.shape[0]))).cumsum(0)  # in float64, as z is
     return total[:-1].flatten(0, 1), total[-1]
 
 
@@ -128,7 +131,7 @@ class Normalizer:
         Returns (dQ, dF, gradient of z before the first chunk).
         """
         if not self.on:
-            return 0.0, dz.repeat(self.Q.shape[0] // dz.shape[0], 1)[:, None], dz
+            return 0.0, dz.to(self.Q.dtype).repeat(self.Q.shape[0] // dz.shape[0], 1)[:, None], dz
         dD = torch.where(self.eps <= self.D, -(dread * read).sum(-1, keepdim=True) * self.inverse, 0)
         dz_t = dD * self.Q  # gradient of the z that each token reads
         later = torch.cat((by_chunk(dz_t.sum(1), dz.shape[0]), dz[None]))  # summed over each chunk and all later ones

@@ -41,5 +41,7 @@ def memory_reference(
         query = Features(q_t, settings.feature_map, settings.normalize_query).y * scale  # lines 22-24: eq. (output)
         z = None if z is None else z + key.F
         o = apply(S, query)
-        outputs.append(o / dot(z, query).clamp(min=settings.eps) if settings.normalizer and z is not None else o)
+        if settings.normalizer and z is not None:
+            o = o / dot(z.to(query.dtype), query).clamp(min=settings.eps)
+        outputs.append(o)
     return torch.stack(outputs, 1), S, z

@@ -20,7 +20,7 @@ from torch import Tensor
 from varla.ops.custom_op import empty, mutating_operator
 from varla.ops.directions.settings import DirectionSettings
 from varla.ops.memory.settings import MemorySettings
-from varla.ops.triton.tiles import features, matrix, normalized, rows, store_matrix, store_rows, unit
+from varla.ops.triton.tiles import features, loaded, matrix, normalized, rows, store_matrix, store_rows, unit
 
 ARRIVAL = tl.constexpr(40)  # the lower bits of t that hold the token count; the others count programs (`next_token`)
 
@@ -84,7 +84,7 @@ def decode_token(
     F = features(k, head, 1, 0, 1, d, D, 1, ELU)
     Q = features(q, head, 1, 0, 1, d, D, 1, ELU)
     K, _ = normalized(F, UNIT)
-    z = rows(state_z, head, 1, 0, 1, d, D, 1) + F
+    z = loaded(state_z, head, 1, 0, 1, d, D, 1) + F  # float64
     t = next_token(state_t + head // H, H)
 
     # Lines 8 to 17. A is symmetric, so A u sums its rows times the entries of u; blocks are summed first, rows last.
@@ -116,7 +116,7 @@ def decode_token(
     # Lines 19 to 24. The next block of S loads during the computation of the current one.
     tl.debug_barrier()
     store_rows(state_z, z, head, 1, 0, 1, d, D, 1)
-    divisor = denominator(z, Q, eps, NORMALIZE)
+    divisor = denominator(z.to(tl.float32), Q, eps, NORMALIZE)
     for begin in range(0, DV, BV):
         following = matrix(state_S, head, begin + BV + r, DV, d, D)
         e = rows(v, head, 1, 0, 1, begin + r, DV, 1, True) - tl.sum(S * K, 1, keep_dims=True)

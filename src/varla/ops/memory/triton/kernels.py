@@ -119,7 +119,7 @@ def scan(
     size = tl.cast(DV * D, tl.int64)
     own = sequence * H + head
     memory = tl.load(S + own * size + cell, inside, 0.0).to(tl.float32)  # [D, DV]: S^T
-    summed = tl.load(z + own * D + d, d < D, 0.0).to(tl.float32)
+    summed = tl.load(z + own * D + d, d < D, 0.0)  # float64
     for chunk in range(tl.load(first + sequence), tl.load(first + sequence + 1)):
         token, count = tl.load(chunks + chunk * 2), tl.load(chunks + chunk * 2 + 1)
         at = chunk * H + head
@@ -131,7 +131,7 @@ def scan(
         memory = dot(tl.trans(rows(a, token, count, head, H, d, D, CHUNK)), E, DOT, memory)
         if tl.program_id(1) == 0:
             here = tl.load(zsum + at.to(tl.int64) * D + d, d < D, 0.0)
-            tl.store(zsum + at.to(tl.int64) * D + d, summed, d < D)
+            tl.store(zsum + at.to(tl.int64) * D + d, summed.to(tl.float32), d < D)
             summed += here
     tl.store(final_S + own * size + cell, memory, inside)
     if tl.program_id(1) == 0:

@@ -51,7 +51,7 @@ def memory_kernels(
     else:
         (k,) = scaled_features(k, None, kind, normalize and not inside, 1.0, v.dtype)
     prepared = replace(settings, feature_map="identity", normalize_query=False, normalize_key=inside, scale=1.0)
-    summed = S.new_zeros(*S.shape[:2], S.shape[3]) if z is None else z
+    summed = S.new_zeros(*S.shape[:2], S.shape[3], dtype=torch.float64) if z is None else z
     o, S, summed, *_ = memory_triton(q, k, v, along, S, summed, t, cu_seqlens, prepared, keep)
     return o, [S, None if z is None else summed]
 
@@ -70,12 +70,12 @@ def _recurrent(
     if z is None or not _z_is_a_row(beta, settings):
         o, S, *_ = recurrent_triton(q, K, v, gate, strength, S, t, cu_seqlens, settings.error, keep)
         return o, [S, None if z is None else _summed(k.float(), z, cu_seqlens, kind)]
-    # One more row of S, whose value is always 1: it becomes z, and reads z . q.
-    values, rows = pad(v.float(), (0, 1), value=1.0), torch.cat((S, z[..., None, :]), 2)
+    # One more row of S, whose value is always 1: it reads z . q.
+    values, rows = pad(v.float(), (0, 1), value=1.0), torch.cat((S, z[..., None, :].to(S.dtype)), 2)
     o, rows, *_ = recurrent_triton(q, K, values, gate, strength, rows, t, cu_seqlens, False, keep)
     o, along = o[..., :-1], o[..., -1:]
     o = o / along.clamp(min=settings.eps) if settings.normalizer else o
-    return o.to(v.dtype), [rows[:, :, :-1], rows[:, :, -1]]
+    return o.to(v.dtype), [rows[:, :, :-1], _summed(k.float(), z, cu_seqlens, kind)]
 
 
 def _z_is_a_row(beta: Tensor | None, settings: MemorySettings) -> bool:
@@ -88,7 +88,7 @@ def _summed(k: Tensor, z: Tensor, cu_seqlens: Tensor | None, kind: str) -> Tenso
     F = feature(k, kind)
     if cu_seqlens is None:
         return z + F.sum(1)
-    return z.index_add(0, sequence_of(cu_seqlens.to(k.device), k.shape[1]), F[0])
+    return z.index_add(0, sequence_of(cu_seqlens.to(k.device), k.shape[1]), F[0].to(z.dtype))
 
 
 memory_triton = KernelOperator("memory_triton", MemoryLauncher, MemorySettings).forward
