@@ -99,17 +99,17 @@ def _spoil(arguments: dict[str, Any], draw: random.Random) -> None:
         arguments[draw.choice((f"{key}x", "foo", key.upper()))] = value
     elif draw.random() < 0.05:
         del arguments[key]
-    elif isinstance(value, State):
+    else:
+        with suppress(RuntimeError, TypeError):  # an odd tensor cannot become odder in every way
+            arguments[key] = _spoiled(value, draw)
+
+
+def _spoiled(value: Any, draw: random.Random) -> Any:
+    if isinstance(value, State):
         tensors = dict(value.tensors())
         _spoil(tensors, draw)
-        arguments[key] = draw.choice((value.map(_other(draw)), _state(value, tensors), tensors, None))
-    elif isinstance(value, Tensor):
-        try:
-            arguments[key] = draw.choice(ODD) if draw.random() < 0.1 else _odd(value, draw)
-        except (RuntimeError, TypeError):  # an odd tensor cannot become odder in every way
-            return
-    else:
-        arguments[key] = draw.choice(ODD)
+        return draw.choice((value.map(_other(draw)), _state(value, tensors), tensors, None))
+    return _odd(value, draw) if isinstance(value, Tensor) and draw.random() < 0.9 else draw.choice(ODD)
 
 
 def _state(like: State, tensors: dict[str, Any]) -> Any:

@@ -57,7 +57,9 @@ def assignments(folder: Path) -> Attempt:
         key = draw.choice([name for name, _ in _keys(base)])
         if draw.random() < 0.2:
             key = damaged(key.encode(), draw).decode(errors="replace")
-        text = _text(draw) if draw.random() < 0.8 else damaged(_text(draw).encode(), draw).decode(errors="replace")
+        text = _text(draw)
+        if draw.random() < 0.2:
+            text = damaged(text.encode(errors="surrogatepass"), draw).decode(errors="replace")
         equals = "=" if draw.random() < 0.98 else ""
         try:
             values = override(base, [f"{key}{equals}{text}"])

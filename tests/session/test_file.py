@@ -83,6 +83,15 @@ def test_an_empty_session_can_be_saved(tmp_path):
     assert torch.equal(session.feed([5]).logits, varla.Session(model).feed([5]).logits)
 
 
+def test_a_loaded_session_does_not_lean_on_its_file(saved):
+    model, path = saved
+    session = varla.Session.load(path, model)
+    wanted = session.logits
+    path.write_bytes(bytes(path.stat().st_size))  # in place, as `cp` does
+    assert torch.equal(session.logits, wanted)
+    assert torch.equal(session.feed([7]).logits, varla.Session(model).feed(ids(30)).feed([7]).logits)
+
+
 def test_the_file_has_one_size(tmp_path):
     session = varla.Session(tiny())
     sizes = set()

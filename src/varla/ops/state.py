@@ -132,7 +132,8 @@ class State(Container):
             with safetensors.safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
                 names = set(file.keys())
-                tensors = {name: file.get_tensor(name) for name in names & set(cls.LAYOUT)}
+                # Copies: the file's memory map would follow whatever is written to the file later.
+                tensors = {name: file.get_tensor(name).clone() for name in names & set(cls.LAYOUT)}
         except safetensors.SafetensorError as error:
             raise ValueError(f"{path} is not a readable safetensors file: {error}") from error
         if metadata.get("state") != cls.__name__ or names != set(cls.LAYOUT):

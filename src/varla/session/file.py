@@ -168,7 +168,9 @@ def _open(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, Tenso
         raise ValueError(f"{path} is not there")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            return dict(file.metadata() or {}), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Copies: the file's memory map would follow whatever is written to the file later.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            return dict(file.metadata() or {}), tensors
     except (safetensors.SafetensorError, OSError) as error:
         raise ValueError(f"{path} is not a saved session, or was cut short: {error}") from error
 
