@@ -52,7 +52,7 @@ DAMAGES = {
     "no tokenizer": (_without("tokenizer_config.json"), ["holds no tokenizer"]),
     "cut weights": (_cut("model.safetensors", 1000), ["cannot be loaded", "weights cannot be read"]),
     "empty weights": (_cut("model.safetensors", 0), ["cannot be loaded"]),
-    "other bytes for weights": (_pickled, ["cannot be loaded", "weights cannot be read"]),
+    "pickled weights": (_pickled, ["pytorch_model.bin", "only safetensors files are read"]),
     "an unknown type": (_config(dtype="floaty"), ["cannot be loaded", "dtype must be a type of PyTorch's", "'floaty'"]),
     "settings that lead transformers astray": (_config(id2label=5), ["cannot be loaded", "AttributeError"]),
     "cut config": (_cut("config.json", 50), ["cannot be loaded", "config.json"]),

@@ -135,3 +135,38 @@ def test_what_is_wrong_is_named(saved, tmp_path):
         evaluate(saved / "run" / "model", [])
     with pytest.raises(ValueError, match="context must be at least 1"):
         evaluate(saved / "run" / "model", ["alphabet"], include=saved / "tasks", context=0)
+
+
+# What a task does to run code, and words of the error.
+CODE = {
+    "function": ("{task}process_docs: !function theirs.run\n", "'!function'"),
+    "class": ("task: alphabet\nclass: !function theirs.Task\n", "!function"),
+    "object": ("{task}doc_to_text: !!python/object/apply:os.getcwd []\n", "python/object/apply"),
+    "included": ("include: ../other\n{task}", "other"),
+    "metric": ("{metric}", "metric .*theirs.py' is not one of the harness's own"),
+    "downloaded metric": ("{downloaded}", "metric 'acc' is not one of the harness's own"),
+    "template": ("{template}", "template .*access to attribute '__class__'"),
+    "prompt": ("{task}use_prompt: prompts.yaml:one\n", "use_prompt"),
+    "deep": ("[" * 2000, "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("kind", CODE)
+def test_tasks_run_no_code(saved, tmp_path, monkeypatch, kind):
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    (tmp_path / "tasks").mkdir()
+    script = tmp_path / "tasks" / "theirs.py"
+    script.write_text(f"from pathlib import Path\nPath({str(tmp_path / 'mark')!r}).write_text('ran')\n")
+    (tmp_path / "other").write_text("process_docs: !function theirs.run\n")
+    task = TASK.format(data=saved / "data.jsonl")
+    texts = {
+        "task": task,
+        "metric": task.replace("metric: acc", f"metric: {script}"),
+        "downloaded": task.replace("metric: acc", "metric: acc, hf_evaluate: true"),
+        "template": task.replace("{{start}}", "{{ ''.__class__.__mro__[1].__subclasses__() }}"),
+    }
+    text, words = CODE[kind]
+    (tmp_path / "tasks" / "alphabet.yaml").write_text(text.format(**texts))
+    with pytest.raises(ValueError, match=words):
+        evaluate(saved / "run" / "model", ["alphabet"], include=tmp_path / "tasks")
+    assert not (tmp_path / "mark").exists()

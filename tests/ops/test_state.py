@@ -27,6 +27,7 @@ from tests.ops.operators import (
     make_state,
     token,
 )
+from varla.files import digest
 from varla.ops.state import PRECISIONS
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -213,6 +214,8 @@ def test_a_loaded_state_does_not_lean_on_its_file(kind, tmp_path):
     path = tmp_path / "x.safetensors"
     make_state(kind).save(path)
     loaded = STATES[kind].load(path)
+    path.write_bytes(bytes(path.stat().st_size))  # in place, as `cp` does
+    assert_same_state(kind, loaded, make_state(kind))
     make_state(kind, seed=9, t=50).save(path)
     path.unlink()
     loaded.S.add_(0)
@@ -232,7 +235,7 @@ def test_a_state_that_cannot_be_saved_leaves_the_folder_as_it_was(kind, there_be
     path = tmp_path / "x.safetensors"
     if there_before:
         make_state(kind).save(path)
-    with pytest.raises(Exception):  # noqa: B017, PT011 - which error is torch's to say
+    with pytest.raises(ValueError, match="S is on the meta device"):
         make_state(kind, seed=5).to("meta").save(path)
     assert [x.name for x in tmp_path.iterdir()] == [path.name] * there_before
     if there_before:
@@ -249,10 +252,11 @@ def test_a_full_disk_leaves_the_folder_as_it_was(there_before, tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (big.nbytes // 2, limits[1]))
     try:
-        with pytest.raises(Exception):  # noqa: B017, PT011 - which error is the writer's to say
+        with pytest.raises(OSError, match="File too large") as caught:
             big.save(path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.filename == str(path)
     assert [x.name for x in tmp_path.iterdir()] == [path.name] * there_before
     if there_before:
         assert_same_state("vla", varla.VLAState.load(path), make_state("vla"))
@@ -274,8 +278,20 @@ def header_of(path):
 
 
 def save_under_the_header_of(kind, tensors, path):
+    """The tensors with the right checksum, as another state."""
     make_state(kind).save(path)
-    safetensors.torch.save_file(tensors, path, json.loads(header_of(path)).get("__metadata__"))
+    metadata = json.loads(header_of(path))["__metadata__"]
+    safetensors.torch.save_file(tensors, path, {**metadata, "checksum": digest(tensors)})
+
+
+@pytest.mark.parametrize("kind", ["vla", "linear_attention"])
+def test_files_of_earlier_versions_have_a_float32_z(kind, tmp_path):
+    state = make_state(kind, dtype=torch.float32)
+    tensors = {name: x.float() if name == "z" else x for name, x in state.tensors().items()}
+    metadata = {"state": STATES[kind].__name__, "version": "1"}
+    safetensors.torch.save_file(tensors, tmp_path / "old.safetensors", metadata)
+    found = STATES[kind].load(tmp_path / "old.safetensors")
+    assert torch.equal(found.z, state.z.float().double())
 
 
 @each_kind
@@ -337,6 +353,42 @@ def test_a_damaged_header_is_not_loaded(damage, tmp_path):
         assert bad != content
         path.write_bytes(bad)
         assert_not_loaded(kind, path)
+
+
+@each_kind
+def test_a_flipped_bit_is_found(kind, tmp_path):
+    """In the numbers every one; in the header those that change what is read."""
+    path = tmp_path / "flipped.safetensors"
+    state = make_state(kind)
+    state.save(path)
+    content = path.read_bytes()
+    start = 8 + len(header_of(path))
+    for place in (*range(0, start, 3), *range(start, len(content), 37)):
+        changed = bytearray(content)
+        changed[place] ^= 1 << place % 8
+        path.write_bytes(changed)
+        try:
+            found = STATES[kind].load(path)
+        except ValueError:
+            assert_not_loaded(kind, path)
+        else:
+            assert place < start
+            assert_same_state(kind, found, state)
+
+
+@each_kind
+def test_a_file_of_the_first_version_has_no_checksum(kind, tmp_path):
+    path = tmp_path / "old.safetensors"
+    state = make_state(kind)
+    metadata = {"state": STATES[kind].__name__, "version": "1"}
+    safetensors.torch.save_file(state.tensors(), path, metadata)
+    assert_same_state(kind, STATES[kind].load(path), state)
+    safetensors.torch.save_file(state.tensors(), path, {**metadata, "checksum": digest(state.tensors())})
+    assert "damaged" in assert_not_loaded(kind, path)
+    safetensors.torch.save_file(state.tensors(), path, {**metadata, "version": "2"})
+    assert "damaged" in assert_not_loaded(kind, path)
+    safetensors.torch.save_file(state.tensors(), path, {**metadata, "version": "3"})
+    assert "version '3'" in assert_not_loaded(kind, path)
 
 
 OTHER = {

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 import varla
 from tests.session.cases import tiny
+from varla.files import digest
 from varla.layers import MECHANISMS
 from varla.session import file as module
 
@@ -38,7 +39,7 @@ def rewrite(path, metadata=None, tensors=None, drop=()):
     """The file with changes, its checksum right again."""
     header, held = contents(path)
     held = {name: x for name, x in {**held, **(tensors or {})}.items() if name not in drop}
-    header = {**header, "checksum": module._checksum(held), **(metadata or {})}
+    header = {**header, "checksum": digest(held), **(metadata or {})}
     save_file(held, path, {key: value for key, value in header.items() if value is not None})
 
 
@@ -82,6 +83,15 @@ def test_an_empty_session_can_be_saved(tmp_path):
     assert torch.equal(session.feed([5]).logits, varla.Session(model).feed([5]).logits)
 
 
+def test_a_loaded_session_does_not_lean_on_its_file(saved):
+    model, path = saved
+    session = varla.Session.load(path, model)
+    wanted = session.logits
+    path.write_bytes(bytes(path.stat().st_size))  # in place, as `cp` does
+    assert torch.equal(session.logits, wanted)
+    assert torch.equal(session.feed([7]).logits, varla.Session(model).feed(ids(30)).feed([7]).logits)
+
+
 def test_the_file_has_one_size(tmp_path):
     session = varla.Session(tiny())
     sizes = set()
@@ -121,11 +131,74 @@ def test_one_step_of_training_makes_another_model(saved):
     assert_refused(path, tiny().double(), "weights differ", "dtype")
 
 
+def test_one_number_makes_another_model(saved):
+    """Every number counts, wherever it is."""
+    model, path = saved
+    varla.Session.load(path, model)  # the digest is known from here on
+    for name, x in model.named_parameters():
+        place = int(torch.randint(x.numel(), (1,), generator=torch.Generator().manual_seed(x.numel())))
+        with torch.no_grad():
+            before = x.view(-1)[place].clone()
+            x.view(-1)[place] += 1e-3
+            assert_refused(path, model, "weights differ")
+            x.view(-1)[place] = before
+        assert varla.Session.load(path, model).position == 30, name
+
+
+def test_weights_that_changed_unseen(saved):
+    """PyTorch does not count changes through `.data`; replaced tensors have counts of their own."""
+    model, path = saved
+    varla.Session.load(path, model)
+    model.model.norm.weight.data.mul_(1.001)
+    assert_refused(path, model, "weights differ")
+    model.model.norm.weight = torch.nn.Parameter(model.model.norm.weight.detach() + 1)
+    assert_refused(path, model, "weights differ")
+
+
+def test_weights_are_hashed_once(saved, monkeypatch):
+    model, path = saved
+    calls = []
+    monkeypatch.setattr(module, "digest", lambda held: calls.append(len(held)) or digest(held))
+    for _ in range(3):
+        varla.Session.load(path, model).feed([5]).save(path)
+    size = len(model.state_dict())
+    assert calls.count(size) == 0  # the fixture's `save` did it
+    with torch.no_grad():
+        model.model.norm.weight.mul_(1)
+    varla.Session.load(path, model)
+    varla.Session.load(path, model)
+    assert calls.count(size) == 1
+
+
+def test_inference_tensors_are_hashed_every_time(tmp_path):
+    with torch.inference_mode():
+        model = tiny()
+        varla.Session(model).feed(ids(3)).save(tmp_path / "state")
+        weight = model.model.layers[0].mixer.k.weight
+        weight[3, 5] += 1e-3
+        assert_refused(tmp_path / "state", model, "weights differ")
+
+
+@pytest.mark.parametrize("type_", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("mechanisms", MODELS, ids=str)
+def test_a_session_of_autocast_goes_on_inside_and_outside(mechanisms, type_, tmp_path):
+    model = tiny(mechanisms)
+    for inside in (True, False):
+        with torch.autocast("cpu", type_, enabled=inside):
+            session = varla.Session(model).feed(ids(30))
+            session.save(tmp_path / "state")
+        with torch.autocast("cpu", type_, enabled=not inside):
+            other = varla.Session.load(tmp_path / "state", model)
+            assert torch.equal(other.logits, session.logits)
+            assert list(other.generate(4, seed=1)) == list(session.generate(4, seed=1))
+            assert torch.equal(other.feed(ids(9)).logits, session.feed(ids(9)).logits)
+
+
 def test_versions_and_foreign_files(saved, tmp_path):
     model, path = saved
-    for version in ("2", None):
+    for version in ("1", "3", None):
         rewrite(path, {"version": version})
-        assert_refused(path, model, f"version {version!r}", "reads '1'")
+        assert_refused(path, model, f"version {version!r}", "reads '2'", "feed the tokens again")
     save_file({"x": torch.zeros(3)}, path)
     assert_refused(path, model, "not a saved session", "another safetensors file")
     varla.vla(*torch.zeros(4, 1, 3, 1, 4), return_state=True)[1].save(path)
@@ -232,5 +305,5 @@ def test_a_write_that_fails_leaves_the_old_one(saved, monkeypatch):
 
 def test_the_header_is_json_that_says_which_model(saved):
     header = contents(saved[1])[0]
-    assert (header["format"], header["version"]) == ("varla session", "1")
+    assert (header["format"], header["version"]) == ("varla session", "2")
     assert json.loads(header["config"])["hidden_size"] == 16

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
@@ -77,7 +77,8 @@ def load(folder: Path, device: str | None) -> "tuple[VarlaForCausalLM, Any]":
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # what it would warn of is an error of ours
-    return load_folder(folder, chosen)
+    with redirect_stdout(sys.stderr):  # standard output is for the text alone
+        return load_folder(folder, chosen)
 
 
 def _check_sources(source: str | None, prompt: str | None, prompt_file: Path | None, state: Path | None) -> None:

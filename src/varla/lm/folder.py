@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from varla.lm.code import code_in_model
 from varla.models import VarlaForCausalLM
 
 
@@ -14,16 +15,19 @@ class FolderError(ValueError):
 
 
 def load_model(folder: str | Path) -> VarlaForCausalLM:
-    """The model in a folder. Nothing is downloaded."""
+    """The model in a folder. Nothing is downloaded, unpickled or run."""
     folder = Path(folder)
     if not folder.is_dir():
         raise FolderError(f"{folder} is not a folder with a model")
     if not (folder / "config.json").is_file():
         hint = f"; did you mean {folder / 'model'}?" if (folder / "model" / "config.json").is_file() else ""
         raise FolderError(f"{folder} holds no model: there is no config.json in it{hint}")
+    _refuse_code(folder)
     try:
         _check_settings(folder / "config.json")
-        found: VarlaForCausalLM = VarlaForCausalLM.from_pretrained(folder, local_files_only=True)
+        found: VarlaForCausalLM = VarlaForCausalLM.from_pretrained(
+            folder, local_files_only=True, use_safetensors=True, trust_remote_code=False
+        )
     except Exception as error:  # what transformers raises depends on how the files are wrong
         raise FolderError(f"{folder} cannot be loaded as a model: {_first_line(error)}") from error
     return found
@@ -38,13 +42,22 @@ def load_folder(folder: str | Path, device: str | torch.device = "cpu") -> tuple
     if not any((folder / name).is_file() for name in ("tokenizer_config.json", "tokenizer.json")):
         raise FolderError(f"{folder} holds no tokenizer: there is no tokenizer_config.json in it")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # its parser raises plain Exceptions
         raise FolderError(f"{folder} holds a tokenizer that cannot be loaded: {_first_line(error)}") from error
     known = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > known:
         raise FolderError(f"{folder}: its tokenizer has {len(tokenizer)} tokens, its model embeddings for {known}")
     return model.eval().to(device), tokenizer
+
+
+def _refuse_code(folder: Path) -> None:
+    """Raise before transformers could ask whether to run a folder's code, or unpickle its weights."""
+    if found := code_in_model(folder):
+        raise FolderError(f"{folder} {found}")
+    pickled = sorted(path.name for path in folder.glob("*.bin") if path.name.startswith("pytorch_model"))
+    if pickled and not any(folder.glob("*.safetensors")):
+        raise FolderError(f"{folder} holds pickled weights, {pickled[0]}: only safetensors files are read")
 
 
 def _check_settings(file: Path) -> None:

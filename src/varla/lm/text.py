@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from varla.lm.code import NEVER, code_in_dataset, code_in_model
 from varla.session.text import encode
 
 BYTES = "bytes"  # the tokenizer that needs no files
@@ -54,15 +55,19 @@ class Corpus:
 
 
 def load_tokenizer(name: str) -> Any:
-    """A tokenizer: "bytes" (256 tokens and one that ends a text), a folder, or a name on the hub."""
+    """A tokenizer: "bytes" (256 tokens and one that ends a text), a folder, or a hub name. None of its code is run."""
     from transformers import AutoTokenizer
 
     if name == BYTES:
         return byte_tokenizer()
+    if Path(name).is_dir() and (found := code_in_model(Path(name))):
+        raise TextError(f"tokenizer {name!r} {found}")
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
+        if "custom code" in first:
+            raise TextError(f"tokenizer {name!r} brings its own Python code, {NEVER}") from error
         raise TextError(
             f"tokenizer {name!r} is neither {BYTES!r}, nor a folder with one, nor on the hub: {first}"
         ) from error
@@ -151,9 +156,13 @@ def _dataset(source: Mapping[str, Any]) -> Iterator[str]:
     except ModuleNotFoundError as error:
         raise TextError("a dataset by name needs the package datasets: pip install 'varla[lm]'") from error
     column = source.get("column", "text")
+    if code := code_in_dataset(source["dataset"]):
+        raise TextError(f"dataset {source['dataset']!r} {code}")
     try:
-        found = datasets.load_dataset(source["dataset"], source.get("config"), split=source.get("split", "train"))
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        found = datasets.load_dataset(
+            source["dataset"], source.get("config"), split=source.get("split", "train"), trust_remote_code=False
+        )
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise TextError(f"dataset {source['dataset']!r} cannot be loaded: {error}") from error
     if column not in found.column_names:
         raise TextError(f"dataset {source['dataset']!r} has no column {column!r}, but {', '.join(found.column_names)}")

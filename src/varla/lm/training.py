@@ -76,7 +76,7 @@ def train(settings: LMSettings, folder: str | Path, *, resume: bool = False) -> 
             check_checkpoint(last, optimizer=not (arguments.save_only_model or arguments.deepspeed))
         trained = last is not None and state_of(last)["global_step"] >= arguments.max_steps > 0
         if trained:  # it was cut short afterwards, and the Trainer would take one step more
-            model = VarlaForCausalLM.from_pretrained(last)
+            model = load_model(str(last))
         with _released(folder, main and not resume):
             trainer = Trainer(
                 model,

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from varla.files import digest
 from varla.ops.checks import check_shapes, check_untracked, dtype_name, dtype_of
 
-_FILE_VERSION = "1"
+_FILE_VERSION = "2"
+_WITHOUT_CHECKSUM = "1"  # files of earlier varla: their numbers cannot be checked
 
 DIMENSIONS = {"S": "B H Dv D", "A": "B H D D", "z": "B H D", "t": "B"}
 # Tensors whose dtype does not follow the inputs. z is a sum without end: in float32 it would stop growing at 2**24.
@@ -112,21 +114,27 @@ class State(Container):
         return self.of(function(x) for x in self.tensors().values())
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state to a safetensors file, atomically: a crash leaves no partial file."""
-        write_safetensors(path, self.tensors(), {"state": type(self).__name__, "version": _FILE_VERSION})
+        """Write the state and its checksum to a safetensors file, atomically: a crash leaves no partial file."""
+        for name, x in self.tensors().items():
+            if x.is_meta:
+                raise ValueError(f"{name} is on the meta device: there are no numbers to save")
+        kind, checksum = type(self).__name__, digest(self.tensors())
+        write_safetensors(path, self.tensors(), {"state": kind, "version": _FILE_VERSION, "checksum": checksum})
 
     @classmethod
     def load(cls: type[StateT], path: str | os.PathLike[str], device: torch.device | str = "cpu") -> StateT:
-        """Read a state that `save` wrote. Raises a ValueError for any other file."""
+        """Read a state that `save` wrote. Raises a ValueError for any other file, and for a damaged one.
+
+        Files of version 1 have no checksum. They are read if names, types and shapes fit.
+        """
         if os.path.isdir(path):
             raise ValueError(f"{path} is a folder, not a state file")
         try:
-            with safetensors.safe_open(path, framework="pt", device=str(device)) as file:
+            with safetensors.safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
                 names = set(file.keys())
-                tensors = {name: file.get_tensor(name) for name in names & set(cls.LAYOUT)}
-                if "z" in tensors and tensors["z"].dtype == torch.float32:  # in files of earlier versions
-                    tensors["z"] = tensors["z"].double()
+                # Copies: the file's memory map would follow whatever is written to the file later.
+                tensors = {name: file.get_tensor(name).clone() for name in names & set(cls.LAYOUT)}
         except safetensors.SafetensorError as error:
             raise ValueError(f"{path} is not a readable safetensors file: {error}") from error
         if metadata.get("state") != cls.__name__ or names != set(cls.LAYOUT):
@@ -134,15 +142,18 @@ class State(Container):
                 f"{path} does not hold a {cls.__name__}: expected the tensors {sorted(cls.LAYOUT)} of a "
                 f"{cls.__name__!r}, found {sorted(names)} of a {metadata.get('state', 'file without a name')!r}"
             )
-        if metadata.get("version") != _FILE_VERSION:
-            raise ValueError(
-                f"{path} has state version {metadata.get('version')!r}; this varla reads version {_FILE_VERSION!r}"
-            )
+        version = metadata.get("version")
+        if version not in (_FILE_VERSION, _WITHOUT_CHECKSUM):
+            raise ValueError(f"{path} has state version {version!r}; this varla reads version {_FILE_VERSION!r}")
+        if version == _WITHOUT_CHECKSUM and "z" in tensors and tensors["z"].dtype == torch.float32:
+            tensors["z"] = tensors["z"].double()
         try:
             _check_state_tensors({name: (tensors[name], cls.LAYOUT[name]) for name in cls.LAYOUT})
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path} does not hold a usable {cls.__name__}: {error}") from error
-        return cls.of(tensors[name] for name in cls.LAYOUT)
+        if metadata.get("checksum") != (None if version == _WITHOUT_CHECKSUM else digest(tensors)):
+            raise ValueError(f"{path} is damaged: its tensors are not those that were saved")
+        return cls.of(tensors[name] for name in cls.LAYOUT).to(device)
 
 
 @dataclass(eq=False)
@@ -251,6 +262,8 @@ def write_safetensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):  # a full disk names no file, and the temporary one is gone
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise

@@ -95,10 +95,17 @@ def _typed(path: str, value: Any, hint: Any) -> Any:
     if isinstance(value, bool) and bool not in allowed:
         pass
     elif float in allowed and isinstance(value, int) and int not in allowed:
-        return float(value)
+        return _float(path, value)
     elif any(isinstance(value, kind) for kind in allowed):
         return value
     if allowed == (Mapping,):
         raise TypeError(f"{path} must hold keys and values, got {value!r}")
     names = " or ".join("keys and values" if kind is Mapping else kind.__name__ for kind in allowed)
     raise TypeError(f"{path} must be {names}, got {value!r}")
+
+
+def _float(path: str, value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{path} must be a number below 1.8e308, got one of {len(str(value))} digits") from None

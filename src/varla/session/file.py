@@ -9,6 +9,7 @@ wait for the rest of a character: how many were decoded already, the tokens, the
 import hashlib
 import json
 import os
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ import safetensors
 import torch
 from torch import Tensor
 
+from varla.files import digest
 from varla.layers import LayerState, ModelState
 from varla.ops.state import write_safetensors
 from varla.session.text import Decoder
@@ -26,9 +28,12 @@ if TYPE_CHECKING:
     from varla.models import VarlaCache, VarlaForCausalLM
 
 FORMAT = "varla session"
-VERSION = "1"
+VERSION = "2"
 _TEXT = 32  # numbers in `text`: more than the decoder ever holds
-_SAMPLE = 1024  # about how many numbers of each weight are hashed
+_SAMPLE = 1024  # about how many numbers of each weight are compared before a digest is reused
+# Tensors that autocast may round. Those of recurrent states keep their type.
+_ROUNDED = {"logits", "conv", "k", "v"}
+_AUTOCAST = {torch.bfloat16, torch.float16}
 # Settings that do not affect a state.
 _FREE = {
     "initializer_range", "max_position_embeddings", "use_cache", "bos_token_id", "eos_token_id", "pad_token_id",
@@ -59,7 +64,7 @@ def save(path: str | os.PathLike[str], model: "VarlaForCausalLM", content: Conte
         "version": VERSION,
         "config": json.dumps(settings(model), sort_keys=True),
         "weights": weights(model),
-        "checksum": _checksum(tensors),
+        "checksum": digest(tensors),
     }
     write_safetensors(path, tensors, metadata)
 
@@ -89,8 +94,8 @@ def load(path: str | os.PathLike[str], model: "VarlaForCausalLM", tokenizer: Any
     metadata, tensors = _open(path)
     if metadata.get("format") != FORMAT:
         raise ValueError(f"{path} is not a saved session, but another safetensors file")
-    if metadata.get("version") != VERSION:
-        raise ValueError(f"{path} has session version {metadata.get('version')!r}; this varla reads {VERSION!r}")
+    if (version := metadata.get("version")) != VERSION:
+        raise ValueError(f"{path} has session version {version!r}, this varla reads {VERSION!r}: feed the tokens again")
     try:
         theirs = dict(json.loads(metadata["config"]))
         checksum, their_weights = metadata["checksum"], metadata["weights"]
@@ -102,7 +107,7 @@ def load(path: str | os.PathLike[str], model: "VarlaForCausalLM", tokenizer: Any
             f"{path} is the state of another model: its settings are this model's, but its weights differ (trained "
             "further, another seed, or another dtype)"
         )
-    if checksum != _checksum(tensors):
+    if checksum != digest(tensors):
         raise ValueError(f"{path} is damaged: its tensors are not those that were saved")
     return _content(path, model, tokenizer, tensors)
 
@@ -117,15 +122,34 @@ def settings(model: "VarlaForCausalLM") -> dict[str, Any]:
     return dict(json.loads(json.dumps(found)))
 
 
-@torch.no_grad()
 def weights(model: "VarlaForCausalLM") -> str:
-    """A hash of every parameter's name, type, shape and a sample of its numbers."""
+    """The digest of all weights, computed once and again after they have changed."""
+    held = model.state_dict()
+    now = _look(held)
+    known = _digests.get(model)
+    if known is None or now is None or known[0] != now:
+        known = _digests[model] = now, digest(held)
+    return known[1]
+
+
+_digests: "weakref.WeakKeyDictionary[VarlaForCausalLM, tuple[str | None, str]]" = weakref.WeakKeyDictionary()
+
+
+@torch.no_grad()
+def _look(held: Mapping[str, Tensor]) -> str | None:
+    """A quick look at the weights: another result means that they may have changed. None: it cannot be told.
+
+    PyTorch counts the changes of a tensor, but not those through `.data` or NumPy. The sample finds these, unless they
+    are of a few numbers only. Changes of inference tensors are not counted at all.
+    """
+    if any(x.is_inference() for x in held.values()):
+        return None
     found = hashlib.blake2b(digest_size=16)
-    for name, x in model.state_dict().items():
+    for name, x in held.items():
         flat = x.detach().flatten()
         sample = flat[:: max(1, flat.shape[0] // _SAMPLE)].cpu().contiguous()
-        found.update(f"{name} {x.dtype} {list(x.shape)} ".encode())
-        found.update(sample.view(torch.uint8).numpy().tobytes())
+        found.update(f"{name} {x.dtype} {list(x.shape)} {x.device} {x.data_ptr()} {x._version} ".encode())
+        found.update(sample.view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 
@@ -144,7 +168,9 @@ def _open(path: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, Tenso
         raise ValueError(f"{path} is not there")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            return dict(file.metadata() or {}), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Copies: the file's memory map would follow whatever is written to the file later.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            return dict(file.metadata() or {}), tensors
     except (safetensors.SafetensorError, OSError) as error:
         raise ValueError(f"{path} is not a saved session, or was cut short: {error}") from error
 
@@ -185,7 +211,7 @@ def _template(model: "VarlaForCausalLM") -> tuple[list[LayerState], Tensor]:
     from varla.models import VarlaCache
 
     cache = VarlaCache(model.config)
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(model.device.type, enabled=False):
         out = model(torch.zeros(1, 1, dtype=torch.int64, device=model.device), past_key_values=cache, use_cache=True)
     state = cast("ModelState", cache.state)
     return state.layers, out.logits[0, -1]
@@ -200,11 +226,14 @@ def _shape(state: LayerState, name: str, like: Tensor, tokens: int) -> list[int]
 def _take(
     path: str | os.PathLike[str], tensors: dict[str, Tensor], name: str, shape: list[int], dtype: torch.dtype
 ) -> Tensor:
-    """Remove a tensor of this shape and type."""
+    """Remove a tensor of this shape and type, or of a type that autocast may have rounded it to."""
     found = tensors.pop(name, None)
     if found is None:
         raise ValueError(f"{path} is damaged: {name} is missing")
-    if list(found.shape) != shape or found.dtype != dtype:
+    if name.endswith(".z") and found.dtype == torch.float32:  # as in files of earlier versions
+        found = found.to(dtype)
+    allowed = {dtype, *_AUTOCAST} if name.rpartition(".")[2] in _ROUNDED else {dtype}
+    if list(found.shape) != shape or found.dtype not in allowed:
         raise ValueError(
             f"{path} does not fit the model: {name} must be {dtype} {shape}, got {found.dtype} {list(found.shape)}"
         )
@@ -223,11 +252,3 @@ def _unpack(path: str | os.PathLike[str], text: Tensor, tokenizer: Any) -> Decod
     if known > len(ids):
         raise ValueError(f"{path} is damaged: its text cannot be gone on with")
     return None if known < 0 or tokenizer is None else Decoder(tokenizer, ids, known)
-
-
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
-    found = hashlib.blake2b(digest_size=16)
-    for name in sorted(tensors):
-        found.update(name.encode())
-        found.update(tensors[name].view(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()

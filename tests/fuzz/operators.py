@@ -1,0 +1,163 @@
+"""Arguments of the operators: odd shapes, types, devices, layouts and settings. Wrong ones are refused by name."""
+
+import inspect
+import random
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import varla
+from tests.fuzz.core import ACCEPTED, Attempt, Find, refused
+from tests.fuzz.damage import ODD
+from varla.ops.state import State
+
+NAMES = (
+    "vla", "linear_attention", "delta_rule", "decayed_delta_rule", "directions", "memory", "vla_step",
+    "linear_attention_step", "delta_rule_step", "decayed_delta_rule_step",
+)  # fmt: skip
+TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+OTHER_TYPES = (torch.int64, torch.bool, torch.complex64, torch.uint8, torch.float8_e4m3fn)
+WIDTHS = {"q": "D", "k": "D", "u": "D", "a": "D", "v": "V", "beta": "", "log_gate": ""}
+TENSORS = tuple(WIDTHS)
+# Settings and values of them that are plausible.
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "backend": ("auto", "chunk", "reference", "triton", "scan"),
+    "chunk_size": (None, 1, 2, 5, 64),
+    "lambda0": (0.1, 1, 1e-3, 1e-45, 10**400, 1e30),
+    "refresh_every": (20, 1, 2, None),
+    "refresh": (1e-3, 0, 1.0),
+    "eps": (1e-4, 0, 1.0),
+    "gain": ("unit", "projection", "raw"),
+    "feature_map": ("elu1", "identity", "relu"),
+    "penalty_scale": (None, 1.0, 0.5, 1e-30),
+    "scale": (None, 1.0, -2),
+}
+
+
+def operators(folder: Path) -> Attempt:
+    """Calls with one to three odd arguments."""
+
+    def attempt(draw: random.Random) -> str:
+        name = draw.choice(NAMES)
+        function = getattr(varla, name)
+        arguments = _arguments(name, function, draw)
+        for _ in range(draw.choice((0, 1, 1, 2, 3))):
+            _spoil(arguments, draw)
+        given = {key: value for key, value in arguments.items() if value is not inspect.Parameter.empty}
+        try:
+            found = function(**given)
+        except Exception as error:
+            return refused(error, *inspect.signature(function).parameters, *given)
+        _check(found, given)
+        return ACCEPTED
+
+    return attempt
+
+
+def _arguments(name: str, function: Any, draw: random.Random) -> dict[str, Any]:
+    """A call that is right."""
+    step = name.endswith("_step")
+    sizes = {"B": draw.randint(1, 2), "T": draw.randint(1, 5), "H": draw.randint(1, 2), "D": draw.randint(1, 4)}
+    sizes["V"] = draw.randint(1, 4)
+    dtype = draw.choice(TYPES)
+    numbers = torch.Generator().manual_seed(draw.getrandbits(32))
+    parameters = inspect.signature(function).parameters
+    found: dict[str, Any] = {}
+    for key in TENSORS:
+        if key in parameters and not (name == "memory" and key in ("beta", "log_gate") and draw.random() < 0.5):
+            shape = [sizes[letter] for letter in ("BH" if step else "BTH") + WIDTHS[key]]
+            x = torch.randn(shape, generator=numbers).to(dtype)
+            found[key] = {"beta": torch.sigmoid, "log_gate": torch.nn.functional.logsigmoid}.get(key, torch.clone)(x)
+    for key, values in CHOICES.items():
+        if key in parameters and draw.random() < 0.2:
+            found[key] = draw.choice(values)
+    if not step and draw.random() < 0.5:
+        found["return_state"] = True
+    if draw.random() < 0.3:
+        _add_state(name, function, found)
+    if "cu_seqlens" in parameters and draw.random() < 0.1 and sizes["B"] == 1:
+        found["cu_seqlens"] = torch.tensor(sorted({0, draw.randint(0, sizes["T"]), sizes["T"]}), dtype=torch.int32)
+    return found
+
+
+def _add_state(name: str, function: Any, found: dict[str, Any]) -> None:
+    """The state after the inputs themselves, if they are right together."""
+    plain = {key: value for key, value in found.items() if isinstance(value, Tensor)}
+    key = "state" if name.endswith("_step") else "initial_state"
+    with suppress(ValueError):
+        _, found[key] = function(**plain, **({} if key == "state" else {"return_state": True}))
+
+
+def _spoil(arguments: dict[str, Any], draw: random.Random) -> None:
+    """Change one argument."""
+    key = draw.choice(list(arguments))
+    value = arguments[key]
+    if draw.random() < 0.05:
+        arguments[draw.choice((f"{key}x", "foo", key.upper()))] = value
+    elif draw.random() < 0.05:
+        del arguments[key]
+    else:
+        with suppress(RuntimeError, TypeError):  # an odd tensor cannot become odder in every way
+            arguments[key] = _spoiled(value, draw)
+
+
+def _spoiled(value: Any, draw: random.Random) -> Any:
+    if isinstance(value, State):
+        tensors = dict(value.tensors())
+        _spoil(tensors, draw)
+        return draw.choice((value.map(_other(draw)), _state(value, tensors), tensors, None))
+    return _odd(value, draw) if isinstance(value, Tensor) and draw.random() < 0.9 else draw.choice(ODD)
+
+
+def _state(like: State, tensors: dict[str, Any]) -> Any:
+    return type(like)(**tensors) if set(tensors) == set(like.LAYOUT) else like
+
+
+def _other(draw: random.Random) -> Any:
+    dtype = draw.choice((*TYPES, *OTHER_TYPES))
+    return draw.choice((lambda x: x.to(dtype), lambda x: x[:0], lambda x: x.to("meta")))
+
+
+def _odd(x: Tensor, draw: random.Random) -> Any:
+    """A tensor that differs in one way."""
+    match draw.randrange(14):
+        case 0:
+            return x.to(draw.choice((*TYPES, *OTHER_TYPES)))
+        case 1:
+            return x.to("meta")
+        case 2:
+            return x.to_sparse()
+        case 3:
+            return torch.nested.nested_tensor(list(x)) if x.dim() > 1 and len(x) else x
+        case 4:
+            return x.to_mkldnn() if x.dtype == torch.float32 and x.numel() else x
+        case 5:
+            return x.narrow(draw.randrange(x.dim()), 0, 0) if x.dim() else x
+        case 6:
+            dim = draw.randrange(x.dim() + 1)
+            return x.unsqueeze(dim)
+        case 7:
+            return x.select(draw.randrange(x.dim()), 0) if x.dim() and x.numel() else x
+        case 8:
+            return torch.cat([x, x], draw.randrange(x.dim())) if x.dim() else x
+        case 9:
+            return x.transpose(0, -1) if x.dim() else x
+        case 10:
+            return x * draw.choice((float("nan"), float("inf"), -1e30, 1e30))
+        case 11:
+            return x.tolist()
+        case 12:
+            return x.numpy() if x.dtype != torch.bfloat16 else x
+        case _:
+            return x[:1].expand_as(x) if x.dim() and len(x) else x
+
+
+def _check(found: Any, given: dict[str, Any]) -> None:
+    """The output has the shape and type that the inputs say."""
+    o = found[0] if isinstance(found, tuple) else found
+    like = given["v" if "v" in given else "k"]
+    if not isinstance(o, Tensor) or o.shape != like.shape or o.dtype != like.dtype:
+        raise Find(f"returned {o.dtype} {list(o.shape)} for {like.dtype} {list(like.shape)}")
