@@ -31,8 +31,8 @@ def vla_state(B: int = 2, H: int = 2, D: int = 5, Dv: int = 4, seed: int = 100) 
 
 
 def of_type(state: varla.State, dtype: torch.dtype) -> Any:
-    """The state for inputs of this dtype, float32 or float64. z and t have dtypes of their own."""
-    return state.of(x.to(PRECISIONS.get(name, dtype)) for name, x in state.tensors().items())
+    """A copy of the state for inputs of this dtype, float32 or float64. z and t have dtypes of their own."""
+    return state.of(x.to(PRECISIONS.get(name, dtype), copy=True) for name, x in state.tensors().items())
 
 
 def with_gradients(

@@ -5,6 +5,7 @@ import torch
 
 import varla
 from tests.ops.cases import assert_same, error, vla_inputs, vla_state, with_gradients
+from tests.ops.test_precision import KEYS, hard_inputs, root_mean_square_error
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -44,6 +45,21 @@ def test_lower_precision_keeps_float32_states(dtype):
     assert state.z.dtype == torch.float64
     assert error(o.cpu(), wanted) <= max(1e-5, torch.finfo(dtype).eps)
     assert error(state.A.cpu(), exact.A) <= 1e-5
+
+
+@pytest.mark.parametrize(("lambda0", "bound"), [(9.8e-4, 6e-2), (1e-2, 1e-2), (0.1, 8e-3), (1.0, 5e-2)])
+@pytest.mark.parametrize("gain", ["raw", "unit", "projection"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_kernels_hold_small_penalties(dtype, gain, lambda0, bound):
+    """u = k and 1000 random, repeated or nearly parallel keys. Small penalties are computed in float32."""
+    q, k, v, _ = (x.to(dtype) for x in hard_inputs(1000, 64))
+    options = {"lambda0": lambda0, "penalty_scale": 1.0, "refresh_every": None, "gain": gain}
+    options |= {"feature_map": "identity", "normalizer": False}
+    o = varla.vla(*(x.cuda() for x in (q, k, v, k)), backend="triton", **options)
+    wanted = varla.vla(*(x.double() for x in (q, k, v, k)), backend="chunk", **options)
+    assert o.dtype == dtype
+    for row, kind in enumerate(KEYS):
+        assert root_mean_square_error(o[row].cpu(), wanted[row]) <= bound, kind
 
 
 def test_steps_continue_a_chunk():

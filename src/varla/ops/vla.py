@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Unpack, overload
 
+import torch
 from torch import Tensor
 
 from varla.arguments import refuse_unknown
@@ -174,8 +175,11 @@ def _kernels(
 ) -> Result:
     from varla.ops.fused.triton.op import vla_triton
 
+    dtype = inputs[0].dtype
+    if dtype != torch.float32 and settings[0].needs_float32(inputs[0].shape[-1]):
+        inputs = [x.float() for x in inputs]
     o, S, A, z, *_ = vla_triton(*inputs, *held, t, cu_seqlens, *settings, keep)
-    return o, [S, A, z]
+    return o.to(dtype), [S, A, z]
 
 
 def _decode(inputs: Sequence[Any], state: VLAState, settings: Sequence[Any]) -> Tensor:

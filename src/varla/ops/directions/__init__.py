@@ -8,6 +8,7 @@ a = A k / |A k|                                 or another gain
 from collections.abc import Sequence
 from typing import Any, Literal, Unpack, overload
 
+import torch
 from torch import Tensor
 
 from varla.ops.checks import check_inputs
@@ -71,8 +72,11 @@ def _kernels(
 ) -> Result:
     from varla.ops.directions.triton.op import directions_triton
 
+    dtype = inputs[0].dtype
+    if dtype != torch.float32 and settings[0].needs_float32(inputs[0].shape[-1]):
+        inputs = [x.float() for x in inputs]
     a, A, *_ = directions_triton(*inputs, *held, t, cu_seqlens, *settings, keep)
-    return a, [A]
+    return a.to(dtype), [A]
 
 
 _chunk = ChunkOperator("directions_chunk", DirectionCell, "k u", "A", DirectionSettings)

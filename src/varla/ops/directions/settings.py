@@ -64,6 +64,14 @@ class DirectionSettings:
         """|u| after normalisation, for keys of D dimensions."""
         return D**-0.5 if self.penalty_scale is None else float(self.penalty_scale)
 
+    def needs_float32(self, D: int) -> bool:
+        """Whether kernels with products in bfloat16 or float16 would lose the result, for keys of D dimensions.
+
+        Their errors grow like |u|^2 / lambda0: with repeated keys and u = k, 1% at 1, 5 to 9% at 10, all at 100
+        (benchmarks/RESULTS.md).
+        """
+        return self.update_penalty and self.lambda0 < 0.3 * self.length_of_u(D) ** 2
+
     def check_precision(self, D: int, dtype: torch.dtype) -> None:
         """Raise a ValueError if A, beginning at I / lambda0, would lose its digits in a state of this dtype.
 
