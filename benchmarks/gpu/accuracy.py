@@ -84,8 +84,8 @@ def inputs_of(case: Case, dtype: torch.dtype, seed: int) -> tuple[list[Tensor], 
         rows = len(case.lengths) or case.B
         X = randn(rows, case.H, D, D)
         A = X @ X.mT / D + torch.eye(D)
-        state = [randn(rows, case.H, Dv, D), A, randn(rows, case.H, D).abs()]
-        gradients += [randn(x.shape) for x in state]
+        state = [randn(rows, case.H, Dv, D), A, randn(rows, case.H, D).abs().double()]
+        gradients += [randn(x.shape).to(x.dtype) for x in state]
     return [x.to(dtype) for x in (q, k, v, u)], state, gradients
 
 
