@@ -18,6 +18,7 @@ from tests.lm.cases import settings, write_text
 from tests.runs import starts
 from varla.lm import training
 from varla.lm.folder import load_model
+from varla.lm.settings import from_dict
 from varla.lm.text import load_tokenizer
 from varla.lm.training import build_model, read_settings, train
 from varla.runs.folder import RunFolder
@@ -289,6 +290,24 @@ def test_several_gpus_without_torchrun_are_refused(text, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"2 GPUs and one process.* torchrun --nproc-per-node 2 -m varla train-lm"):
         train(settings(text), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_processes_that_would_train_separately_are_refused(text, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="WORLD_SIZE is 2, but RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not set"):
+        train(settings(text), tmp_path / "run")
+    monkeypatch.setattr(training.processes, "check_started", lambda cpu: None)
+    monkeypatch.setattr(training, "TrainingArguments", lambda **_: Mock(n_gpu=0, world_size=1))
+    with pytest.raises(ValueError, match="WORLD_SIZE is 2, but 1 would train together"):
+        train(settings(text), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_bfloat16_needs_no_word_about_the_missing_gpu(text, tmp_path):
+    chosen = settings(text).to_dict()
+    del chosen["train"]["use_cpu"]
+    made = training.training_arguments(from_dict({**chosen, "train": {**chosen["train"], "bf16": True}}), tmp_path)
+    assert made.bf16
 
 
 def test_weights_to_go_on_from(run, text, tmp_path):

@@ -188,8 +188,7 @@ def training_arguments(settings: LMSettings, folder: Path) -> TrainingArguments:
     check_train(settings.train)
     ours = {"disable_tqdm": not sys.stderr.isatty(), "use_cpu": processes.on_cpu()}
     given = {**DEFAULTS, **ours, **settings.train}
-    if not given["use_cpu"] and torch.cuda.is_available():
-        processes.check_gpus()
+    processes.check_started(cpu=bool(given["use_cpu"]))
     if "num_train_epochs" in settings.train and "max_steps" not in settings.train:
         del given["max_steps"]
     made = TrainingArguments(

@@ -94,8 +94,7 @@ class _Trainer:
         self.config, self.run_, self.progress = config, run, progress
         precision = "bf16" if config.train.precision == "bf16" else "no"
         cpu = device == "cpu" or processes.on_cpu()
-        if not cpu:
-            processes.check_gpus()
+        processes.check_started(cpu=cpu)
         self.accelerator = Accelerator(mixed_precision=precision, cpu=cpu)
         processes.check_together(self.accelerator.num_processes)
         self.device = self.accelerator.device
