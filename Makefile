@@ -15,12 +15,13 @@ OLDEST_PINS := transformers==5.17.0 huggingface_hub==1.33.0 httpx==0.28.1 httpco
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: help demo test lint types pytest fuzz browser reproduce bench bench-gpu clean
+.PHONY: help demo test lint types pytest fuzz kill browser reproduce bench bench-gpu clean
 
 help:
 	@echo "make demo    four mechanisms learn associative recall on the CPU; table, picture, page under runs/demo"
 	@echo "make test    ruff, mypy and pytest, as CI runs them"
 	@echo "make fuzz    damaged files, odd settings and arguments: TRIES=100000 of each kind, SEED=0"
+	@echo "make kill    kill every writer at random moments and resume it (TRIES=100); about half an hour"
 	@echo "make reproduce  the paper's experiments at their small size; page under runs/report, records under runs/quick"
 	@echo "make bench   speed and memory of the CPU forms; writes benchmarks/results/cpu.json"
 	@echo "make bench-gpu  the GPU kernels beside their peers (PEERS=folder); writes benchmarks/results/gpu.json"
@@ -78,10 +79,11 @@ pytest: $(TEST) $(OLDEST)/.ready browser
 	VARLA_TRANSFORMERS=5.17 PYTHONPATH=$(abspath $(OLDEST)) $(BIN)/pytest -n 2 --dist worksteal tests/models tests/session/test_session.py tests/lm/test_training.py
 
 # Minutes to hours. `make test` does a few seconds of each kind, with a fixed seed.
-TRIES ?= 100000
-SEED ?= 0
 fuzz: $(TEST)
-	$(BIN)/python -W ignore -m tests.fuzz --tries $(TRIES) --seed $(SEED)
+	$(BIN)/python -W ignore -m tests.fuzz --tries $(or $(TRIES),100000) --seed $(or $(SEED),0)
+
+kill: $(TEST)
+	$(BIN)/python -m tests.kill --tries $(or $(TRIES),100)
 
 # Into a folder of its own: all runs are recorded in reports/ already, and a recorded run is not made again.
 reproduce: $(LAB)

@@ -10,6 +10,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from tests.lm.cases import settings, write_text
+from varla.lm.settings import from_dict
 from varla.lm.training import train
 
 # accelerate shards on GPUs alone, though PyTorch does it over gloo as well: let it.
@@ -50,17 +51,19 @@ def in_two(program, chosen, folder):
     (folder / "config.yaml").write_text(yaml.safe_dump(chosen.to_dict()))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *program]
     command += ["train-lm", str(folder / "config.yaml"), "--out", str(folder / "two")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
 @pytest.mark.parametrize("changes", [[], FSDP], ids=["ddp", "fsdp2"])
 def test_two_processes_give_the_numbers_of_one(one, changes, tmp_path):
+    """DDP as the documentation starts it: nothing says that there is no GPU."""
     text, folder, record = one
     (tmp_path / "script.py").write_text(SHARDING)
-    done = in_two(
-        [str(tmp_path / "script.py")], settings(text, "train.per_device_train_batch_size=2", *changes), tmp_path
-    )
+    chosen = settings(text, "train.per_device_train_batch_size=2", *changes).to_dict()
+    if not changes:
+        del chosen["train"]["use_cpu"]
+    done = in_two([str(tmp_path / "script.py")] if changes else ["-m", "varla"], from_dict(chosen), tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("bits per byte") == 1  # one of them speaks
     assert losses(tmp_path / "two") == pytest.approx(losses(folder), rel=1e-5)

@@ -1,8 +1,10 @@
 """Text to tokens: documents, files that cannot be read, and the array on disk."""
 
+import errno
 import gzip
 import json
 import lzma
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -86,7 +88,7 @@ def test_what_was_cut_short_is_made_anew(tokenizer, tmp_path):
     assert np.array_equal(corpus(str(file), tokenizer, tmp_path / "tokens").tokens, whole)
 
 
-@pytest.mark.parametrize("name", ["tokens.bin", "starts.npy", "size.json"])
+@pytest.mark.parametrize("name", ["tokens.bin", "starts.bin", "size.json"])
 @pytest.mark.parametrize("kept", [0, 5, 6])
 def test_what_was_damaged_later_is_made_anew(tokenizer, tmp_path, name, kept):
     file = tmp_path / "a.txt"
@@ -97,6 +99,41 @@ def test_what_was_damaged_later_is_made_anew(tokenizer, tmp_path, name, kept):
     found = corpus(str(file), tokenizer, tmp_path / "tokens")
     assert np.array_equal(found.tokens, whole)
     assert (found.starts.tolist(), found.text_bytes) == ([0], 9)
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "starts.bin", "size.json"])
+def test_a_flipped_bit_changes_no_token(tokenizer, tmp_path, name):
+    for i in range(3):
+        (tmp_path / f"{i}.txt").write_text("some text")
+    first = corpus(str(tmp_path / "*.txt"), tokenizer, tmp_path / "tokens")
+    whole, starts = np.array(first.tokens), first.starts.tolist()
+    (folder,) = (tmp_path / "tokens").iterdir()
+    for at in range(0, (folder / name).stat().st_size, 7):
+        content = bytearray((folder / name).read_bytes())
+        content[at] ^= 1 << at % 8
+        (folder / name).write_bytes(content)
+        found = corpus(str(tmp_path / "*.txt"), tokenizer, tmp_path / "tokens")
+        assert np.array_equal(found.tokens, whole)
+        assert (found.starts.tolist(), found.text_bytes) == (starts, 27)
+
+
+def test_a_reader_keeps_its_tokens_while_another_process_makes_them_anew(tokenizer, tmp_path):
+    (tmp_path / "a.txt").write_text("some text")
+    first = corpus(str(tmp_path / "a.txt"), tokenizer, tmp_path / "tokens")
+    (folder,) = (tmp_path / "tokens").iterdir()
+    (folder / "size.json").unlink()
+    corpus(str(tmp_path / "a.txt"), tokenizer, tmp_path / "tokens")
+    assert bytes(first.tokens[:-1].tolist()) == b"some text"
+    assert [path.name for path in (tmp_path / "tokens").iterdir()] == [folder.name], "nothing is left aside"
+
+
+def test_what_cannot_be_written_leaves_nothing_and_names_the_tokens(tokenizer, tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("some text")
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/tokens/\w+'"):
+        corpus(str(tmp_path / "a.txt"), tokenizer, tmp_path / "tokens")
+    assert list((tmp_path / "tokens").iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -5,18 +5,23 @@ import math
 import os
 import shutil
 import signal
+from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from tests.lm.cases import settings, write_text
+from tests.runs import starts
 from varla.lm import training
 from varla.lm.folder import load_model
+from varla.lm.settings import from_dict
 from varla.lm.text import load_tokenizer
 from varla.lm.training import build_model, read_settings, train
+from varla.runs.folder import RunFolder
 from varla.training import Diverged, Interrupted, RunError
 
 
@@ -163,13 +168,52 @@ def test_other_text_is_not_gone_on_with(tmp_path):
         train(chosen, tmp_path / "run", resume=True)
 
 
-def test_a_finished_run_needs_its_text_no_more(text, run, tmp_path):
+def test_a_finished_run_needs_its_text_no_more(text, run):
     folder, record = run
-    shutil.copytree(folder, tmp_path / "moved")
-    values = yaml.safe_load((tmp_path / "moved" / "config.yaml").read_text())
-    values["data"]["train"] = ["gone/*.txt"]
-    (tmp_path / "moved" / "config.yaml").write_text(yaml.safe_dump(values))
-    assert train(read_settings(tmp_path / "moved"), tmp_path / "moved", resume=True) == record
+    place = Path(text).parent
+    place.rename(place.with_name("elsewhere"))
+    try:
+        assert train(read_settings(folder), folder, resume=True) == record
+    finally:
+        place.with_name("elsewhere").rename(place)
+
+
+def test_settings_that_were_edited_are_refused_by_name(run, tmp_path):
+    """Also of a finished run: who asks for more steps expects more steps."""
+    folder, _ = run
+    shutil.copytree(folder, tmp_path / "run")
+    values = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    values["train"] |= {"max_steps": 12, "learning_rate": 0.5}
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(values))
+    changed = r"train.learning_rate \(not set, now 0.5\), train.max_steps \(6, now 12\)"
+    with pytest.raises(RunError, match=rf"config.yaml was edited after the run began. .* other settings of {changed}"):
+        train(read_settings(tmp_path / "run"), tmp_path / "run", resume=True)
+
+
+def test_of_many_starts_in_one_folder_one_trains_and_is_left_alone(tmp_path):
+    pattern = write_text(tmp_path / "text", documents=2)
+
+    def start(i):
+        train(settings(pattern, f"seed={i}", "train.max_steps=1", "data.validation=0.0"), tmp_path / "run")
+
+    (winner,) = starts.together(start, 4)
+    assert read_settings(tmp_path / "run").seed == winner
+    record = RunFolder(tmp_path / "run").record()
+    assert (record["status"], record["settings"]["seed"]) == ("finished", winner)
+    assert [path.name for path in (tmp_path / "run").rglob(".*")] == [".lock"]
+    (tokens,) = (tmp_path / "run" / "tokens").glob("*/tokens.bin")
+    texts = [path.read_bytes() for path in sorted((tmp_path / "text").iterdir())]
+    assert np.fromfile(tokens, np.uint16).tolist() == [token for each in texts for token in (*each, 256)]
+
+
+def test_a_start_that_was_killed_before_it_claimed_the_folder_does_not_block_it(text, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in (".lock", "begun.json", ".config.yaml.123"):
+        (folder / name).write_text("")
+    (folder / "tokens" / ".half.123").mkdir(parents=True)
+    assert train(settings(text, "train.max_steps=1"), folder)["status"] == "finished"
+    assert [path.name for path in folder.rglob(".*")] == [".lock"]
 
 
 def test_tensorboards_files_are_in_the_runs_folder(text, tmp_path, monkeypatch):
@@ -202,7 +246,7 @@ def test_what_the_trainer_refuses_is_no_reason_to_give_up_a_run(run, monkeypatch
     folder, _ = run
     before = sorted(path.name for path in folder.iterdir())
     (folder / "record.json").rename(folder / "aside")
-    monkeypatch.setattr("varla.lm.training.Trainer", Mock(side_effect=RuntimeError("no such package")))
+    monkeypatch.setattr("varla.lm.training.SavingTrainer", Mock(side_effect=RuntimeError("no such package")))
     try:
         with pytest.raises(ValueError, match="the Trainer cannot begin: no such package"):
             train(read_settings(folder), folder, resume=True)
@@ -243,9 +287,27 @@ def test_weights_that_cannot_be_gone_on_from_are_named(text, tmp_path):
 
 def test_several_gpus_without_torchrun_are_refused(text, tmp_path, monkeypatch):
     monkeypatch.setattr(training.TrainingArguments, "n_gpu", 2)
-    with pytest.raises(ValueError, match=r"2 GPUs and one process.* torchrun --nproc-per-node 2 -m varla.cli train-lm"):
+    with pytest.raises(ValueError, match=r"2 GPUs and one process.* torchrun --nproc-per-node 2 -m varla train-lm"):
         train(settings(text), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_processes_that_would_train_separately_are_refused(text, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="WORLD_SIZE is 2, but RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not set"):
+        train(settings(text), tmp_path / "run")
+    monkeypatch.setattr(training.processes, "check_started", lambda cpu: None)
+    monkeypatch.setattr(training, "TrainingArguments", lambda **_: Mock(n_gpu=0, world_size=1))
+    with pytest.raises(ValueError, match="WORLD_SIZE is 2, but 1 would train together"):
+        train(settings(text), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_bfloat16_needs_no_word_about_the_missing_gpu(text, tmp_path):
+    chosen = settings(text).to_dict()
+    del chosen["train"]["use_cpu"]
+    made = training.training_arguments(from_dict({**chosen, "train": {**chosen["train"], "bf16": True}}), tmp_path)
+    assert made.bf16
 
 
 def test_weights_to_go_on_from(run, text, tmp_path):

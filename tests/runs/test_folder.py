@@ -1,17 +1,23 @@
 """A run's folder: what it holds, who may use it, and files that are never half-written."""
 
+import errno
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
+
 import pytest
 
-from varla.runs.folder import RunError, RunFolder, write_aside
+from varla.runs.folder import RunError, RunFolder, move_into_place, write_aside
 
 
 def test_settings_and_record_come_back(tmp_path):
     run = RunFolder(tmp_path)
     run.check_unused()
     assert run.record() == {}
-    run.write_config({"b": 1, "a": {"rate": 1e-3}})
+    run.claim({"b": 1, "a": {"rate": 1e-3}}, texts=["x"])
     run.write_record({"status": "finished"})
     assert run.read_config() == {"b": 1, "a": {"rate": 1e-3}}
+    assert run.begun() == {"settings": {"b": 1, "a": {"rate": 1e-3}}, "texts": ["x"]}
     assert run.record() == {"status": "finished"}
     with pytest.raises(RunError, match="already holds a run: resume it, or choose another folder"):
         run.check_unused()
@@ -21,11 +27,19 @@ def test_what_is_missing_damaged_or_different_is_named(tmp_path):
     run = RunFolder(tmp_path)
     with pytest.raises(RunError, match=r"holds no run: there is no config\.yaml in it"):
         run.read_config()
-    run.record_file.write_text("{")
-    with pytest.raises(RunError, match=r"record.json is damaged"):
-        run.record()
+    for content in (b"{", b"[1]", b"\xff", b"[" * 100_000):
+        run.record_file.write_bytes(content)
+        with pytest.raises(RunError, match=r"record.json is damaged"):
+            run.record()
+        run.begun_file.write_bytes(content)
+        with pytest.raises(RunError, match=r"begun.json is damaged"):
+            run.begun()
+    run.begun_file.write_text('{"settings": 3}')
+    with pytest.raises(RunError, match=r"begun.json is damaged: it holds no settings"):
+        run.begun()
+    run.begun_file.unlink()
     run.check_same({"a": 1, "b": 2}, {"a": 1, "b": 2})
-    with pytest.raises(RunError, match="was made with other settings of b, c: it cannot be resumed"):
+    with pytest.raises(RunError, match=r"settings of b \(2, now 3\), c \(not set, now 4\): it cannot be"):
         run.check_same({"a": 1, "b": 2}, {"a": 1, "b": 3, "c": 4})
 
 
@@ -43,10 +57,78 @@ def test_the_lock_keeps_others_out_and_removes_leftovers(tmp_path):
         pass
 
 
-def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+def test_settings_that_were_edited_are_named(tmp_path):
+    run = RunFolder(tmp_path)
+    began = {"seed": 1, "train": {"lr": 1e-3, "sizes": (1, 2), "max": float("inf")}, "model": {}}
+    run.claim(began)
+    run.check_same(began, began)
+    edited = {**began, "train": {**began["train"], "lr": 0.5}}
+    with pytest.raises(RunError, match=r"config.yaml was edited after .* settings of train.lr \(0.001, now 0.5\)\. "):
+        run.check_same(edited, edited)
+    run.begun_file.unlink()  # made by an earlier version
+    run.check_same(edited, edited)
+
+
+def test_the_lock_makes_the_folder_and_leaves_none_if_no_run_begins(tmp_path):
+    run = RunFolder(tmp_path / "new")
+    with pytest.raises(KeyError), run.lock():
+        raise KeyError
+    assert not run.folder.exists()
+    with run.lock():
+        (run.folder / "tokens").mkdir()
+    assert [path.name for path in run.folder.iterdir()] == ["tokens"]
+    with run.lock():
+        run.claim({})
+    assert sorted(path.name for path in run.folder.iterdir()) == [".lock", "begun.json", "config.yaml", "tokens"]
+    (tmp_path / "file").write_text("")
+    for path, message in (("file", "is a file: choose another folder"), ("file/run", "cannot be written to: Not a")):
+        with pytest.raises(RunError, match=message), RunFolder(tmp_path / path).lock():
+            pytest.fail("there is no folder to lock")
+
+
+def test_however_many_start_at_once_one_holds_the_folder(tmp_path):
+    """Also while others give it up, which removes the folder and the lock."""
+    run = RunFolder(tmp_path / "run")
+    inside, held, begun = [], [], threading.Barrier(8)
+
+    def start():
+        begun.wait()
+        for _ in range(50):
+            try:
+                with run.lock():
+                    inside.append(1)
+                    held.append(len(inside))
+                    inside.pop()
+            except RunError as error:
+                assert "is being trained by another process" in str(error)  # noqa: PT017
+
+    with ThreadPoolExecutor(8) as pool:
+        for future in [pool.submit(start) for _ in range(8)]:
+            future.result()
+    assert set(held) == {1}
+    assert not list(run.folder.glob("*")), "no lock is left"
+
+
+def test_a_system_that_cannot_lock_is_not_another_process(tmp_path, monkeypatch):
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
+    with pytest.raises(RunError, match="cannot be locked: No locks available"), RunFolder(tmp_path).lock():
+        pytest.fail("it is not locked")
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_is_named(tmp_path, monkeypatch):
     file = tmp_path / "record.json"
     write_aside(file, "old")
-    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("killed")))
-    with pytest.raises(OSError, match="killed"):
+    monkeypatch.setattr("os.fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(OSError, match=r"No space left on device: '.*/record.json'"):
         write_aside(file, "new")
     assert file.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
+
+
+def test_a_folder_that_is_moved_into_place_replaces_the_one_before(tmp_path):
+    for name, content in (("aside", "new"), ("target", "old")):
+        (tmp_path / name / "inner").mkdir(parents=True)
+        (tmp_path / name / "inner" / "file").write_text(content)
+    move_into_place(tmp_path / "aside", tmp_path / "target")
+    assert (tmp_path / "target" / "inner" / "file").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]

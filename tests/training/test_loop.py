@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.runs import starts
 from varla.runs.settings import override
 from varla.training import Diverged, Interrupted, Run, RunError, build_model, checkpoint, evaluate, from_dict, train
 from varla.training.progress import Progress
@@ -187,6 +188,27 @@ def test_a_run_that_is_being_trained_is_left_alone(tmp_path):
     assert run.record_file.read_bytes() == before
 
 
+def test_of_many_starts_in_one_folder_one_trains_and_is_left_alone(tmp_path):
+    settings = ("train.steps=3", "train.checkpoint_every=1")
+    (winner,) = starts.together(lambda i: train(tiny(*settings, f"seed={i}"), tmp_path / "run", device="cpu"), 6)
+    assert Run(tmp_path / "run").config().seed == winner
+    assert Run(tmp_path / "run").record()["config"]["seed"] == winner
+    train(tiny(*settings, f"seed={winner}"), tmp_path / "alone", device="cpu")
+    assert numbers(tmp_path / "run") == numbers(tmp_path / "alone")
+    assert weights(tmp_path / "run") == weights(tmp_path / "alone")
+
+
+def test_settings_that_were_edited_are_refused_by_name(tmp_path):
+    with pytest.raises(Interrupted):
+        train(tiny(), tmp_path / "run", progress=StopAt(12, signal.SIGTERM), device="cpu")
+    run = Run(tmp_path / "run")
+    run.config_file.write_text(run.config_file.read_text().replace("lr: 0.001", "lr: 0.01"))
+    before = run.record_file.read_bytes(), run.metrics_file.read_bytes()
+    with pytest.raises(RunError, match=r"config.yaml was edited .* settings of train.lr \(0.001, now 0.01\)\. Change"):
+        train(run.config(), run.folder, resume=True, device="cpu")
+    assert (run.record_file.read_bytes(), run.metrics_file.read_bytes()) == before
+
+
 def test_an_unforeseen_error_is_recorded(tmp_path, monkeypatch):
     def broken(self, entry):
         raise OSError("no space left")
@@ -244,7 +266,7 @@ def test_a_disk_without_room_for_the_checkpoints_is_refused_afresh_and_on_resume
     free(3 * each - 1)
     with pytest.raises(RunError, match=f"has {3 * each - 1:,} bytes free; checkpoints need about {3 * each:,}"):
         train(config, tmp_path / "run", device="cpu")
-    assert list((tmp_path / "run").iterdir()) == []
+    assert not (tmp_path / "run").exists()
     free(3 * each)
     with pytest.raises(Interrupted):
         train(config, tmp_path / "run", progress=StopAt(12, signal.SIGTERM), device="cpu")

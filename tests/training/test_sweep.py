@@ -167,7 +167,9 @@ def test_diverged_counts_as_done(tmp_path):
 
 def test_folder_with_other_settings_is_refused(tmp_path):
     jobs = expand(BASE, {"seed": [1]}, tmp_path)
-    Run(jobs[0].folder).begin(jobs[0].config, 0)
+    begun = Run(jobs[0].folder)
+    with begun.lock():
+        begun.begin(jobs[0].config, 0)
     with pytest.raises(RunError, match="other settings of preset"):
         plan(expand({**BASE, "preset": "tuned"}, {"seed": [1]}, tmp_path))
 

@@ -44,19 +44,29 @@ def test_after_a_failure_and_after_a_death_there_is_a_new_process(tmp_path):
         worker.dismiss()
 
 
-def test_asked_to_save_it_saves(tmp_path):
+def test_asked_to_save_it_saves_and_so_it_does_when_its_sweep_was_killed(tmp_path):
+    """An orphan would go on for hours, and a second sweep would find its folder locked."""
     worker = Worker(environment(0, 1, []), "cpu")
     try:
         give(worker, tmp_path, "long", "train.steps=100000")
-        deadline = time.monotonic() + 120
-        while not (tmp_path / "long/checkpoints").is_dir() and time.monotonic() < deadline:
-            assert worker.ended() is None
-            time.sleep(0.05)
+        wait_for_a_checkpoint(worker, tmp_path / "long")
         worker.ask_to_save()
         assert worker.wait(120) == 130
         assert "stopped and saved after step" in (tmp_path / "logs/long.log").read_text()
+        give(worker, tmp_path, "orphan", "train.steps=100000")
+        wait_for_a_checkpoint(worker, tmp_path / "orphan")
+        worker.process.stdin.close()  # as the system closes it when the sweep is killed
+        worker.process.wait(60)
+        assert "stopped and saved after step" in (tmp_path / "logs/orphan.log").read_text()
     finally:
         worker.dismiss()
+
+
+def wait_for_a_checkpoint(worker, folder):
+    deadline = time.monotonic() + 120
+    while not (folder / "checkpoints").is_dir() and time.monotonic() < deadline:
+        assert worker.ended() is None
+        time.sleep(0.05)
 
 
 def test_a_worker_that_hangs_up_is_replaced(tmp_path):

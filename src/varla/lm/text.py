@@ -1,10 +1,15 @@
-"""Text as one long array of tokens on disk, with the start of each document. Written once, then memory-mapped."""
+"""Text as one long array of tokens on disk, with the start of each document. Written once, then memory-mapped.
+
+The files are written aside and renamed, with a checksum: tokens that are not those written are made again.
+"""
 
 import glob
 import gzip
 import hashlib
 import json
 import lzma
+import os
+import shutil
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from varla.lm.code import NEVER, code_in_dataset, code_in_model
+from varla.runs.folder import move_into_place, naming
 from varla.session.text import encode
 
 BYTES = "bytes"  # the tokenizer that needs no files
@@ -178,32 +184,40 @@ def corpus(source: str | list[str] | Mapping[str, Any], tokenizer: Any, folder: 
 
     Every document ends with the tokenizer's end-of-text token, if it has one.
     """
-    folder = folder / text_key(source, tokenizer)
-    found = _read(folder, tokenizer)
+    target = folder / text_key(source, tokenizer)
+    found = _read(target, tokenizer)
     if found is None:
-        folder.mkdir(parents=True, exist_ok=True)
-        size = _write(documents(source), tokenizer, folder)
-        (folder / "size.json").write_text(json.dumps(size))  # last: an interrupted write leaves none
-        found = _read(folder, tokenizer)
+        aside = folder / f".{target.name}.{os.getpid()}"
+        try:
+            aside.mkdir(parents=True, exist_ok=True)
+            with naming(target):
+                _write(documents(source), tokenizer, aside)
+                move_into_place(aside, target)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+        found = _read(target, tokenizer)
         if found is None:
-            raise TextError(f"{folder} cannot be read back: is the disk full?")
+            raise TextError(f"{target} cannot be read back: is the disk full?")
     return found
 
 
 def _read(folder: Path, tokenizer: Any) -> Corpus | None:
-    """The tokens written before; None if they are missing or incomplete."""
+    """The tokens written before; None if they are missing or are not those that were written."""
     try:
         size = json.loads((folder / "size.json").read_text())
         tokens = np.memmap(folder / "tokens.bin", _kind(tokenizer), "r")
-        starts = np.load(folder / "starts.npy")
-        return Corpus(tokens, starts, size["text bytes"]) if len(tokens) == size["tokens"] else None
-    except (OSError, EOFError, ValueError, TypeError, KeyError):
+        starts = np.fromfile(folder / "starts.bin", np.int64)
+        found = Corpus(tokens, starts, size["text bytes"])
+        return found if size["sha256"] == _checksum(hashlib.sha256(tokens.data), starts, found.text_bytes) else None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 
-def _write(texts: Iterator[str], tokenizer: Any, folder: Path) -> dict[str, int]:
+def _write(texts: Iterator[str], tokenizer: Any, folder: Path) -> None:
     starts, count, size = [], 0, 0
     end = tokenizer.eos_token_id
+    written = hashlib.sha256()
     with (folder / "tokens.bin").open("wb") as file:
         for text in texts:
             if not text:
@@ -211,12 +225,21 @@ def _write(texts: Iterator[str], tokenizer: Any, folder: Path) -> dict[str, int]
             starts.append(count)
             size += len(text.encode())
             for ids in (*encode([text], tokenizer), [] if end is None else [end]):
-                np.asarray(ids, _kind(tokenizer)).tofile(file)
+                data = np.asarray(ids, _kind(tokenizer)).tobytes()
+                file.write(data)
+                written.update(data)
                 count += len(ids)
     if not count:
         raise TextError("there is no text: every document is empty")
-    np.save(folder / "starts.npy", np.asarray(starts, np.int64))
-    return {"tokens": count, "text bytes": size}
+    begins = np.asarray(starts, np.int64)
+    (folder / "starts.bin").write_bytes(begins.tobytes())
+    (folder / "size.json").write_text(json.dumps({"text bytes": size, "sha256": _checksum(written, begins, size)}))
+
+
+def _checksum(tokens: Any, starts: NDArray[np.int64], text_bytes: int) -> str:
+    """The checksum of a corpus, from one that has seen its tokens."""
+    tokens.update(starts.tobytes() + f"{len(starts)} {text_bytes}".encode())
+    return str(tokens.hexdigest())
 
 
 def _kind(tokenizer: Any) -> type[np.unsignedinteger[Any]]:

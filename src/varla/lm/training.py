@@ -1,10 +1,9 @@
 """Training a language model through Hugging Face's Trainer, into one folder that can be resumed.
 
-The folder: config.yaml, tokens/ (the text, tokenized once), checkpoint-N/ and logs/ (the Trainer's), model/ (the
-result, with its tokenizer), record.json.
+The folder: config.yaml and begun.json (the settings), tokens/ (the text, tokenized once), checkpoint-N/ and logs/ (the
+Trainer's), model/ (the result, with its tokenizer), record.json.
 """
 
-import json
 import math
 import os
 import sys
@@ -15,17 +14,16 @@ from typing import Any
 
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
-from transformers.trainer_utils import get_last_checkpoint
 
-from varla.lm.checkpoints import check_checkpoint, state_of
+from varla.lm import checkpoints
 from varla.lm.folder import load_model
 from varla.lm.packing import Rows, collate
 from varla.lm.scoring import scores
 from varla.lm.settings import LMSettings, check_train, from_dict
 from varla.lm.text import Corpus, corpus, load_tokenizer, text_key
 from varla.models import VarlaForCausalLM, preset
-from varla.runs import environment
-from varla.runs.folder import RunError, RunFolder, write_aside
+from varla.runs import environment, processes
+from varla.runs.folder import RunError, RunFolder, move_into_place, naming
 from varla.runs.outcomes import FINISHED, Diverged, Interrupted, Stop
 
 DEFAULTS: Mapping[str, Any] = {
@@ -54,31 +52,41 @@ def train(settings: LMSettings, folder: str | Path, *, resume: bool = False) -> 
 
     Raises Diverged, Interrupted (after saving), or ValueError for settings, text and folders that cannot be used.
     """
-    folder = Path(folder)
-    run = RunFolder(folder)
+    run = LMFolder(Path(folder))
     main = int(os.environ.get("RANK", "0")) == 0
-    arguments = training_arguments(settings, folder)
-    _check(settings, run, resume)
-    if resume and run.record().get("status") == FINISHED:
-        return run.record()  # the Trainer would take one step more
+    arguments = training_arguments(settings, run.folder)
+    with run.lock(main):
+        if main:
+            _check(settings, run, resume)
+        arguments.distributed_state.wait_for_everyone()  # nobody looks at the folder before the first process holds it
+        if resume and (record := run.record()).get("status") == FINISHED:
+            return record  # the Trainer would take one step more
+        return _train(settings, run, arguments, main, resume)
+
+
+def _train(
+    settings: LMSettings, run: RunFolder, arguments: TrainingArguments, main: bool, resume: bool
+) -> dict[str, Any]:
+    folder = run.folder
     tokenizer = load_tokenizer(settings.tokenizer)
     set_seed(settings.seed)
     model = build_model(settings.model, len(tokenizer), tokenizer, settings.data.context)
     parameters, use_cache = sum(p.numel() for p in model.parameters()), model.config.use_cache
-    arguments.distributed_state.wait_for_everyone()  # until all processes have checked the folder
     with arguments.main_process_first(desc="text"):
         train_text, validation = load_texts(settings, tokenizer, folder / "tokens")
         if main:
             _claim(settings, tokenizer, run, resume)
-    with Stop() as stop, run.lock(main), logs_in(folder / "logs"):
-        last = get_last_checkpoint(str(folder)) if resume else None
-        if last is not None:
-            check_checkpoint(last, optimizer=not (arguments.save_only_model or arguments.deepspeed))
-        trained = last is not None and state_of(last)["global_step"] >= arguments.max_steps > 0
+    with Stop() as stop, logs_in(folder / "logs"):
+        needed = not (arguments.save_only_model or arguments.deepspeed)
+        last = checkpoints.newest(folder, optimizer=needed) if resume else None
+        arguments.distributed_state.wait_for_everyone()
+        if resume and main:
+            checkpoints.remove_after(folder, last)
+        trained = last is not None and checkpoints.state_of(last)["global_step"] >= arguments.max_steps > 0
         if trained:  # it was cut short afterwards, and the Trainer would take one step more
             model = load_model(str(last))
-        with _released(folder, main and not resume):
-            trainer = Trainer(
+        with _released(run, main and not resume):
+            trainer = SavingTrainer(
                 model,
                 arguments,
                 train_dataset=Rows(train_text, settings.data.context),
@@ -89,7 +97,10 @@ def train(settings: LMSettings, folder: str | Path, *, resume: bool = False) -> 
             )
             if arguments.fsdp and not trainer.is_fsdp_enabled:
                 raise ValueError("train.fsdp needs GPUs: nothing would be sharded here")
-        metrics: Mapping[str, float] = {} if trained else trainer.train(resume_from_checkpoint=last).metrics
+        metrics: Mapping[str, float] = {}
+        if not trained:
+            with naming(folder / "logs"):
+                metrics = trainer.train(resume_from_checkpoint=None if last is None else str(last)).metrics
         steps = arguments.max_steps if trained else trainer.state.global_step
         if not math.isfinite(loss := metrics.get("train_loss", 0.0)):  # `Watch` sees only the steps that are logged
             raise Diverged(f"diverged by step {steps}: the mean loss is {loss}")
@@ -97,9 +108,9 @@ def train(settings: LMSettings, folder: str | Path, *, resume: bool = False) -> 
             raise Interrupted(f"stopped and saved after step {steps}; resume with: varla train-lm --resume {folder}")
         found = {} if validation is None else evaluate(trainer.model, validation, settings)
         trainer.model.config.use_cache = use_cache  # the Trainer switches it off while it trains
-        trainer.save_model(str(folder / "model"))
+        _save_model(trainer, tokenizer, folder / "model", main)
         speed = metrics.get("train_samples_per_second")
-        history = state_of(last)["log_history"] if trained and last else trainer.state.log_history
+        history = checkpoints.state_of(last)["log_history"] if trained and last else trainer.state.log_history
         record = {
             "status": FINISHED,
             "steps": steps,
@@ -112,20 +123,46 @@ def train(settings: LMSettings, folder: str | Path, *, resume: bool = False) -> 
             "environment": environment.describe(),
         }
         if main:
-            tokenizer.save_pretrained(folder / "model")
             run.write_record(record)
     return record
 
 
+class LMFolder(RunFolder):
+    """The files of a language model's run."""
+
+    LEFTOVERS = (*RunFolder.LEFTOVERS, ".model.*", ".checkpoint-*", "tokens/.*")
+
+
+class SavingTrainer(Trainer):  # type: ignore[misc]
+    """A Trainer whose checkpoints are sealed when they are complete, and whose errors name what was not saved."""
+
+    def _save_checkpoint(self, *args: Any, **options: Any) -> None:
+        target = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        with checkpoints.saving(target):
+            super()._save_checkpoint(*args, **options)
+            self.args.distributed_state.wait_for_everyone()  # each process writes files of its own
+            if self.args.should_save:
+                checkpoints.seal(target)
+
+
+def _save_model(trainer: Trainer, tokenizer: Any, target: Path, main: bool) -> None:
+    """Write the model and its tokenizer aside, then rename the folder: it is whole or absent."""
+    aside = target.with_name(f".{target.name}.aside")
+    with checkpoints.saving(target):
+        trainer.save_model(str(aside))  # all processes: each may hold a part of the weights
+        if main:
+            tokenizer.save_pretrained(aside)
+            move_into_place(aside, target)
+
+
 @contextmanager
-def _released(folder: Path, ours: bool) -> Iterator[None]:
+def _released(run: RunFolder, ours: bool) -> Iterator[None]:
     """If the Trainer cannot begin, release the folder that this process claimed; only its tokens stay."""
     try:
         yield
     except Exception as error:
         if ours:
-            for name in ("config.yaml", "texts.json", ".lock"):
-                (folder / name).unlink(missing_ok=True)
+            run.unclaim()
         if isinstance(error, (ValueError, TypeError, OSError)):
             raise
         raise ValueError(f"the Trainer cannot begin: {error}") from error  # a missing package, no network
@@ -149,7 +186,9 @@ def logs_in(folder: Path) -> Iterator[None]:
 def training_arguments(settings: LMSettings, folder: Path) -> TrainingArguments:
     """The Trainer's arguments: our defaults, then the given ones. Its own errors pass through."""
     check_train(settings.train)
-    given = {**DEFAULTS, "disable_tqdm": not sys.stderr.isatty(), **settings.train}
+    ours = {"disable_tqdm": not sys.stderr.isatty(), "use_cpu": processes.on_cpu()}
+    given = {**DEFAULTS, **ours, **settings.train}
+    processes.check_started(cpu=bool(given["use_cpu"]))
     if "num_train_epochs" in settings.train and "max_steps" not in settings.train:
         del given["max_steps"]
     made = TrainingArguments(
@@ -159,9 +198,10 @@ def training_arguments(settings: LMSettings, folder: Path) -> TrainingArguments:
     if made.n_gpu > 1:
         raise ValueError(
             f"there are {made.n_gpu} GPUs and one process, and nn.DataParallel, which the Trainer would use, cannot "
-            f"split packed rows: torchrun --nproc-per-node {made.n_gpu} -m varla.cli train-lm ... for all of them, or "
+            f"split packed rows: torchrun --nproc-per-node {made.n_gpu} -m varla train-lm ... for all of them, or "
             "CUDA_VISIBLE_DEVICES=0 for one"
         )
+    processes.check_together(made.world_size)
     return made
 
 
@@ -240,31 +280,26 @@ class Watch(TrainerCallback):  # type: ignore[misc]
 
 
 def _check(settings: LMSettings, run: RunFolder, resume: bool) -> None:
-    """Check that the folder is free or, to resume, holds this very run."""
-    folder = run.folder
+    """Check that the folder is free or, to resume, holds this very run. The lock is held."""
     if resume:
-        run.check_same(read_settings(folder).to_dict(), settings.to_dict())
+        run.check_same(read_settings(run.folder).to_dict(), settings.to_dict())
         return
     run.check_unused()
-    if folder.exists() and not folder.is_dir():
-        raise RunError(f"{folder} is a file: choose another folder")
-    others = sorted(path.name for path in folder.glob("*") if path.name != "tokens") if folder.is_dir() else []
+    ours = ("tokens", ".lock", run.begun_file.name)  # a start that was killed may have left them
+    others = sorted(path.name for path in run.folder.iterdir() if path.name not in ours)
     if others:
-        raise RunError(f"{folder} holds {others[0]!r}, which is no run's: choose an empty folder, or a new one")
+        raise RunError(f"{run.folder} holds {others[0]!r}, which is no run's: choose an empty folder, or a new one")
 
 
 def _claim(settings: LMSettings, tokenizer: Any, run: RunFolder, resume: bool) -> None:
     """Write the settings and the identity of the text; or, to resume, check that the text is the same."""
     sources = (settings.data.train, settings.data.validation)
     texts = [text_key(source, tokenizer) for source in sources if not isinstance(source, float)]
-    file = run.folder / "texts.json"
-    if resume:
-        try:
-            before = json.loads(file.read_text())
-        except (OSError, ValueError) as error:
-            raise RunError(f"{file} is missing or damaged: the run cannot be matched with its text") from error
-        if before != texts:
-            raise RunError(f"the text has changed since {run.folder} was begun: it cannot be resumed")
+    if not resume:
+        run.claim(settings.to_dict(), texts=texts)
         return
-    write_aside(file, json.dumps(texts))
-    run.write_config(settings.to_dict())
+    before = run.begun().get("texts")
+    if before is None:
+        raise RunError(f"{run.begun_file} is missing or damaged: the run cannot be matched with its text")
+    if before != texts:
+        raise RunError(f"the text has changed since {run.folder} was begun: it cannot be resumed")

@@ -1,5 +1,6 @@
 """Learning curves as Altair charts that are legible without colour, in files that need no network."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,18 @@ def learning_curves(
 
 
 def save(chart: alt.TopLevelMixin, path: str | Path) -> Path:
-    """Write a chart as .html (with its scripts inside), .png or .svg."""
+    """Write a chart as .html (with its scripts inside), .png or .svg: aside, then renamed, so that it is whole."""
     path = Path(path)
     kind = path.suffix.lower()
     if kind not in FORMATS:
         raise ValueError(f"a plot is written as {', '.join(FORMATS)}, got {path.name!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    chart.save(str(path), format=kind[1:], **FORMATS[kind])
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        chart.save(str(aside), format=kind[1:], **FORMATS[kind])
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
     return path
 
 

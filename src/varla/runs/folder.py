@@ -1,13 +1,17 @@
-"""The folder of a run: config.yaml, record.json, and a lock while a process works in it."""
+"""The folder of a run: config.yaml, begun.json, record.json, and a lock while a process works in it.
+
+A process takes the lock, then looks at what the folder holds, then writes. Files are written aside and renamed.
+"""
 
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TextIO
 
 from varla.runs import settings
 
@@ -22,10 +26,18 @@ class RunFolder:
 
     folder: Path
 
+    # What a killed process may leave: temporary files and folders, by pattern.
+    LEFTOVERS: ClassVar[tuple[str, ...]] = (".config.yaml.*", ".begun.json.*", ".record.json.*")
+
     @property
     def config_file(self) -> Path:
         """The settings, as YAML."""
         return self.folder / "config.yaml"
+
+    @property
+    def begun_file(self) -> Path:
+        """What the run began with: a change of config.yaml is found by comparing the two."""
+        return self.folder / "begun.json"
 
     @property
     def record_file(self) -> Path:
@@ -33,27 +45,35 @@ class RunFolder:
         return self.folder / "record.json"
 
     def read_config(self) -> dict[str, Any]:
-        """The settings that the run was made with, as nested dictionaries."""
+        """The settings in config.yaml, as nested dictionaries."""
         if not self.config_file.is_file():
             raise RunError(f"{self.folder} holds no run: there is no {self.config_file.name} in it")
         return settings.load(self.config_file)
 
-    def write_config(self, values: Mapping[str, Any]) -> None:
-        """Write the settings. From now on the folder holds this run."""
-        write_aside(self.config_file, settings.dump(values))
+    def claim(self, values: Mapping[str, Any], **more: Any) -> None:
+        """Write the settings, and `more` that must not change. From now on the folder holds this run."""
+        write_aside(self.begun_file, _json({"settings": values, **more}))
+        write_aside(self.config_file, settings.dump(values))  # last: this file marks the folder as taken
+
+    def unclaim(self) -> None:
+        """Undo `claim`."""
+        self.config_file.unlink(missing_ok=True)
+        self.begun_file.unlink(missing_ok=True)
+
+    def begun(self) -> dict[str, Any]:
+        """What the run began with; empty if there is no such file."""
+        found = read_json(self.begun_file)
+        if found and not isinstance(found.get("settings"), dict):
+            raise RunError(f"{self.begun_file} is damaged: it holds no settings")
+        return found
 
     def record(self) -> dict[str, Any]:
         """The record; empty until it is first written."""
-        try:
-            return dict(json.loads(self.record_file.read_text()))
-        except FileNotFoundError:
-            return {}
-        except json.JSONDecodeError as error:
-            raise RunError(f"{self.record_file} is damaged: {error}") from error
+        return read_json(self.record_file)
 
     def write_record(self, record: Mapping[str, Any]) -> None:
         """Replace the record."""
-        write_aside(self.record_file, json.dumps(record, indent=2) + "\n")
+        write_aside(self.record_file, _json(record))
 
     def check_unused(self) -> None:
         """Raise a RunError if the folder already holds a run."""
@@ -61,36 +81,171 @@ class RunFolder:
             raise RunError(f"{self.folder} already holds a run: resume it, or choose another folder")
 
     def check_same(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-        """Raise a RunError that names the changed keys if a resumed run has other settings than it began with."""
+        """Raise a RunError that names the changed settings if a run would resume with others than it began with.
+
+        `before`: the settings in config.yaml, which may have been edited since.
+        """
         if before != now:
-            keys = ", ".join(sorted(key for key in now if now[key] != before.get(key)))
-            raise RunError(f"{self.folder} was made with other settings of {keys}: it cannot be resumed with these")
+            raise RunError(
+                f"{self.folder} was made with other settings of {_changes(before, now)}: it cannot be resumed with "
+                "these"
+            )
+        read = json.loads(_json(before))
+        begun = self.begun().get("settings", read)
+        if begun != read:
+            raise RunError(
+                f"{self.config_file} was edited after the run began. It was made with other settings of "
+                f"{_changes(begun, read)}. Change them back to resume, or start a new run with the new ones"
+            )
 
     @contextmanager
     def lock(self, take: bool = True) -> Iterator[None]:
-        """Keep other processes out of the folder. The system releases the lock however this process ends.
+        """Make the folder if needed, and keep other processes out. The system frees the lock however this one ends.
 
-        Taking it removes the temporary files of killed processes. Of several processes in one run, only the first
-        takes it.
+        Taking it removes the temporary files of killed processes. If no run begins, the folder is left as it was
+        found. Of several processes in one run, only the first takes the lock.
         """
         if not take:
             yield
             return
-        with (self.folder / ".lock").open("w") as file:
+        new = not self.folder.exists()
+        with self._take():
+            self._remove_leftovers()
+            try:
+                yield
+            finally:
+                if not self.config_file.exists():
+                    self._lock_file.unlink()
+                    if new:
+                        with suppress(OSError):  # it holds something, such as the tokens of a text
+                            self.folder.rmdir()
+
+    @property
+    def _lock_file(self) -> Path:
+        return self.folder / ".lock"
+
+    def _take(self) -> TextIO:
+        """The locked file. Its holder may remove it: then the lock is on nothing, and the next file is tried."""
+        while True:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                file = self._lock_file.open("a")
+            except FileNotFoundError:  # another process removed the folder just now
+                continue
+            except FileExistsError as error:
+                raise RunError(f"{self.folder} is a file: choose another folder") from error
+            except OSError as error:
+                raise RunError(f"{self.folder} cannot be written to: {error.strerror or error}") from error
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+                if os.path.samestat(os.fstat(file.fileno()), self._lock_file.stat()):
+                    return file
+            except BlockingIOError as error:
+                file.close()
                 raise RunError(f"{self.folder} is being trained by another process") from error
-            self._remove_leftovers()
-            yield
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                file.close()
+                raise RunError(f"{self.folder} cannot be locked: {error.strerror or error}") from error
+            file.close()
 
     def _remove_leftovers(self) -> None:
-        for left in (*self.folder.glob(".*.yaml.*"), *self.folder.glob(".*.json*.*")):
-            left.unlink(missing_ok=True)
+        for left in [path for pattern in self.LEFTOVERS for path in self.folder.glob(pattern)]:
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
+
+
+def _json(values: Mapping[str, Any]) -> str:
+    """Text of a file. YAML knows values that JSON does not, such as dates: they become text."""
+    return json.dumps(values, indent=2, default=str) + "\n"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty if the file does not exist. Raises a RunError that names a damaged file."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is damaged: {error}") from error
+    if not isinstance(found, dict):
+        raise RunError(f"{path} is damaged: it must hold keys and values, got {type(found).__name__}")
+    return found
 
 
 def write_aside(path: Path, text: str) -> None:
     """Write a temporary file, then rename it: readers see the old file or the new one, never half of it."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)
+    try:
+        with naming(path):
+            with aside.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def move_into_place(aside: Path, target: Path) -> None:
+    """Rename a folder that was written aside, once all its files are on the disk. A folder there before is removed.
+
+    A kill leaves `target` whole or absent.
+    """
+    for path in sorted(aside.rglob("*")):
+        if path.is_file():
+            sync(path)
+    sync(aside)
+    remove(target)
+    os.replace(aside, target)
+    sync(target.parent)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder under another, hidden name: a kill leaves no half of it under its own."""
+    if folder.exists():
+        gone = folder.with_name(f".{folder.name}.gone.{os.getpid()}")
+        shutil.rmtree(gone, ignore_errors=True)
+        os.replace(folder, gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file in an OSError that names none: a write to a full disk does not say which file it was."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def sync(path: Path) -> None:
+    """Have a file or a folder on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The settings that differ, by their paths, with both values."""
+    old, new = _flat(before), _flat(now)
+    keys = sorted(key for key in {*old, *new} if old.get(key) != new.get(key) or (key in old) != (key in new))
+    return ", ".join(f"{key} ({old.get(key, 'not set')}, now {new.get(key, 'not set')})" for key in keys)
+
+
+def _flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found |= _flat(value, f"{path}{key}.")
+        else:
+            found[f"{path}{key}"] = value
+    return found

@@ -13,7 +13,8 @@ from torch.nn.functional import cross_entropy
 from varla import tasks
 from varla.backbone import Backbone, backbone_config
 from varla.layers.options import SHORT_NAMES, renamed
-from varla.runs import environment
+from varla.runs import environment, processes
+from varla.runs.folder import naming
 from varla.runs.metrics import eval_metric, is_eval
 from varla.runs.outcomes import DIVERGED, FAILED, FINISHED, INTERRUPTED, RUNNING, Diverged, Interrupted, Stop
 from varla.tasks import IGNORE
@@ -92,7 +93,10 @@ class _Trainer:
         AcceleratorState._reset_state(True)  # an earlier run in this process may have had another precision
         self.config, self.run_, self.progress = config, run, progress
         precision = "bf16" if config.train.precision == "bf16" else "no"
-        self.accelerator = Accelerator(mixed_precision=precision, cpu=device == "cpu")
+        cpu = device == "cpu" or processes.on_cpu()
+        processes.check_started(cpu=cpu)
+        self.accelerator = Accelerator(mixed_precision=precision, cpu=cpu)
+        processes.check_together(self.accelerator.num_processes)
         self.device = self.accelerator.device
         if config.train.batch_size % self.accelerator.num_processes:
             count = self.accelerator.num_processes
@@ -117,11 +121,11 @@ class _Trainer:
         return bool(self.accelerator.is_main_process)
 
     def run(self, resume: bool) -> dict[str, Any]:
-        found = self._claim(resume)
         with self.run_.lock(self.main):
-            if resume and self.main:  # under the lock: taking it has removed what a kill left half-written
-                self.run_.check_room(self._room(len(checkpoint.all_in(self.run_.checkpoints))))
-            record = self._train(self._load(found))
+            if self.main:
+                self._claim(resume)
+            self.accelerator.wait_for_everyone()  # nobody looks at the folder before the first process holds it
+            record = self._train(self._load(resume))
         self._part()
         return record
 
@@ -139,7 +143,8 @@ class _Trainer:
                     if self.main:
                         if entry:
                             self.run_.log(entry)
-                            self._plot(writer, entry)
+                            with naming(self._plots):
+                                self._plot(writer, entry)
                         self.progress.step(step + 1, entry)
                     last = step + 1 == self.config.train.steps
                     stopping = self._agree(stop.wanted)
@@ -159,7 +164,8 @@ class _Trainer:
             raise
         finally:
             if writer is not None:
-                writer.close()
+                with naming(self._plots):
+                    writer.close()
             if self.main:
                 self.progress.end()
 
@@ -195,23 +201,25 @@ class _Trainer:
             self.accelerator.wait_for_everyone()
             torch.distributed.destroy_process_group()
 
-    def _claim(self, resume: bool) -> Path | None:
-        """Make the folder, or check that it is this run's; returns the checkpoint to resume from."""
+    def _claim(self, resume: bool) -> None:
+        """Begin a run in the folder, or check that it holds this very run. The lock is held."""
         if resume:
-            return self.run_.reopen(self.config)
-        if self.main:
+            self.run_.reopen(self.config)
+            self.run_.check_room(self._room(len(checkpoint.all_in(self.run_.checkpoints))))
+        else:
             self.run_.begin(self.config, needed_bytes=self._room(there=0))
-        return None
 
     def _room(self, there: int) -> int:
         """Bytes for weights and two moments of the missing checkpoints: two are kept while a third is written."""
         return (3 - min(there, 2)) * 3 * sum(p.nbytes for p in self.model.parameters())
 
-    def _load(self, found: Path | None) -> int:
-        """Restore the checkpoint, if any; returns the steps already done."""
+    def _load(self, resume: bool) -> int:
+        """Restore the newest checkpoint, if any; returns the steps already done."""
         done = 0
-        if found is not None:
+        if resume and (found := checkpoint.latest(self.run_.checkpoints)) is not None:
             done, self.seconds = checkpoint.load(found, self.model, self.optimizer, self.generator)
+            if done > self.config.train.steps:
+                raise ValueError(f"{found} is of step {done}, but the run has {self.config.train.steps} steps")
         if self.main:
             self.run_.truncate_metrics(done)
             self._record(RUNNING, done)
@@ -295,7 +303,11 @@ class _Trainer:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             return None
-        return SummaryWriter(str(self.run_.folder / "tensorboard"), purge_step=done + 1)
+        return SummaryWriter(str(self._plots), purge_step=done + 1)
+
+    @property
+    def _plots(self) -> Path:
+        return self.run_.folder / "tensorboard"
 
     @staticmethod
     def _plot(writer: Any, entry: dict[str, Any]) -> None:

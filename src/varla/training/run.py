@@ -1,4 +1,4 @@
-"""The folder of a lab run: config.yaml, metrics.jsonl, record.json, checkpoints/, tensorboard/."""
+"""The folder of a lab run: config.yaml, begun.json, metrics.jsonl, record.json, checkpoints/, tensorboard/."""
 
 import json
 import shutil
@@ -6,14 +6,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from varla.runs.folder import RunError, RunFolder, write_aside
+from varla.runs.folder import RunError, RunFolder, naming, write_aside
 from varla.runs.metrics import with_current_names
-from varla.training import checkpoint
 from varla.training.config import RunConfig, from_dict
 
 
 class Run(RunFolder):
     """One run's files."""
+
+    LEFTOVERS = (*RunFolder.LEFTOVERS, ".metrics.jsonl.*", "checkpoints/.step-*")
 
     @property
     def metrics_file(self) -> Path:
@@ -36,17 +37,15 @@ class Run(RunFolder):
     def record(self) -> dict[str, Any]:
         """The record; empty until it is first written."""
         found = super().record()
-        return {**found, "final": with_current_names(found["final"])} if "final" in found else found
+        if not isinstance(final := found.get("final", {}), dict):
+            raise RunError(f"{self.record_file} is damaged: `final` must hold metrics, got {final!r}")
+        return {**found, "final": with_current_names(final)} if found else found
 
     def begin(self, config: RunConfig, needed_bytes: int) -> None:
-        """Make the folder of a new run. Refuses one that holds a run, cannot be written to, or lacks disk space."""
+        """Begin a new run. Refuses a folder that holds a run, or lacks disk space. The caller holds the lock."""
         self.check_unused()
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.check_room(needed_bytes)
-            self.write_config(config.to_dict())
-        except OSError as error:
-            raise RunError(f"{self.folder} cannot be written to: {error.strerror or error}") from error
+        self.check_room(needed_bytes)
+        self.claim(config.to_dict())
 
     def check_room(self, needed_bytes: int) -> None:
         """Refuse a disk that is too full for the checkpoints, before hours are spent on training."""
@@ -54,10 +53,9 @@ class Run(RunFolder):
         if free < needed_bytes:
             raise RunError(f"{self.folder} has {free:,} bytes free; checkpoints need about {needed_bytes:,}")
 
-    def reopen(self, config: RunConfig) -> Path | None:
-        """Check that the folder holds this very run; returns its newest checkpoint, None before the first."""
+    def reopen(self, config: RunConfig) -> None:
+        """Raise a RunError unless the folder holds this very run."""
         self.check_same(self.config().to_dict(), config.to_dict())
-        return checkpoint.latest(self.checkpoints)
 
     def truncate_metrics(self, step: int) -> None:
         """Remove what was logged after `step`: the resumed run logs the same again."""
@@ -66,19 +64,18 @@ class Run(RunFolder):
 
     def log(self, entry: Mapping[str, Any]) -> None:
         """Append one line of metrics."""
-        with self.metrics_file.open("a", encoding="utf-8") as file:
+        with naming(self.metrics_file), self.metrics_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 
-    def _remove_leftovers(self) -> None:
-        super()._remove_leftovers()
-        for left in self.checkpoints.glob(".step-*"):
-            shutil.rmtree(left, ignore_errors=True)
-
     def _lines(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(line, what it says) of every line, without a last one that a kill cut short."""
         if not self.metrics_file.is_file():
             return
-        for line in self.metrics_file.read_text(encoding="utf-8").splitlines():
+        *lines, _ = self.metrics_file.read_bytes().split(b"\n")
+        for number, line in enumerate(lines, 1):
             try:
-                yield line, with_current_names(json.loads(line))
-            except json.JSONDecodeError:
-                return
+                entry = json.loads(line)
+                entry["step"] + 0  # a number
+                yield line.decode(), with_current_names(entry)
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
+                raise RunError(f"{self.metrics_file} is damaged: line {number} is not what a step logs") from error

@@ -8,12 +8,15 @@ import contextlib
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -121,20 +124,38 @@ class Worker:
 
 
 def serve(replies: int) -> None:
-    """The worker's side: train the runs that standard input names, until it is closed."""
-    for line in sys.stdin:
+    """The worker's side: train the runs that standard input names, until it is closed.
+
+    If it closes during a run, the sweep was killed: the run saves and stops, so that the sweep can be run again.
+    """
+    orders: SimpleQueue[str | None] = SimpleQueue()
+    busy = threading.Event()
+    threading.Thread(target=_listen, args=(orders, busy), daemon=True).start()
+    while (line := orders.get()) is not None:
+        busy.set()
         order = json.loads(line)
         log = os.open(order["log"], os.O_WRONLY | os.O_APPEND)
         for stream in (1, 2):
             os.dup2(log, stream)
         os.close(log)
         code = work(order)
+        busy.clear()
         sys.stdout.flush()
         sys.stderr.flush()
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        os.write(replies, f"{code}\n".encode())
+        with contextlib.suppress(BrokenPipeError):  # the sweep was killed
+            os.write(replies, f"{code}\n".encode())
+
+
+def _listen(orders: "SimpleQueue[str | None]", busy: threading.Event) -> None:
+    """Pass on what standard input says, so that its end is noticed during a run."""
+    for line in sys.stdin:
+        orders.put(line)
+    orders.put(None)
+    if busy.is_set():
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def work(order: Mapping[str, Any]) -> int:
