@@ -9,6 +9,7 @@ import pytest
 
 from tests.cli.cases import TINY, refused, varla, write
 from varla.training import Run, RunConfig, from_dict
+from varla.training.progress import Lines
 
 
 def train(*arguments):
@@ -152,12 +153,23 @@ def test_ctrl_c_saves_and_resume_gives_the_numbers_of_an_unbroken_run(tiny, tmp_
     finally:
         process.kill()
     assert process.returncode == 130
-    assert stderr.startswith("error: stopped and saved after step")
+    assert stderr.startswith("stopped and saved after step")
     assert f"varla train --resume {broken}" in stderr
     assert json.loads((broken / "record.json").read_text())["status"] == "interrupted"
     assert train("--resume", broken, "--quiet").exit_code == 0
     assert train(tiny, "--out", whole, "--quiet", *settings).exit_code == 0
     assert losses(broken) == losses(whole)
+
+
+def test_a_reader_that_leaves_stops_the_run_as_ctrl_c_does(tiny, tmp_path, monkeypatch):
+    def leave(progress, step, entry):
+        if step == 3:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(Lines, "step", leave)
+    result = train(tiny, "--out", tmp_path / "run")
+    assert (result.exit_code, Run(tmp_path / "run").record()["status"]) == (130, "interrupted")
+    assert f"stopped and saved after step 3; resume with: varla train --resume {tmp_path / 'run'}" in result.stderr
 
 
 def losses(folder):

@@ -5,8 +5,8 @@ import time
 import pytest
 import yaml
 
-from varla.runs.settings import dump, load, override, read
 from varla.runs.safe_yaml import parse
+from varla.runs.settings import dump, load, override, read
 from varla.training import RunConfig
 
 # Nine aliases of nine aliases ...: 430 bytes that expand to 9 ** 9 values.

@@ -3,6 +3,9 @@
 
 def app() -> None:
     """Run the command line with the process's arguments."""
+    from varla.cli.streams import prepare
+
+    prepare()
     try:
         from varla.cli.main import app as commands
     except ModuleNotFoundError as error:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from varla.cli.options import Model, check_device
+from varla.cli.options import Device, Model, choose_device
 from varla.cli.output import show, table
 
 
@@ -21,13 +21,13 @@ def harness(
         typer.Option(min=1, help="Most tokens at a time. Default: max_position_embeddings.", metavar="N"),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples at a time.", metavar="N")] = 8,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Device = None,
 ) -> None:
     """Run tasks of lm-evaluation-harness on a model; needs the extra `eval`."""
-    check_device(device)
+    chosen = choose_device(device)
     from varla.lm.harness import evaluate
 
-    found = evaluate(model, task, include=include, limit=limit, context=context, batch_size=batch_size, device=device)
+    found = evaluate(model, task, include=include, limit=limit, context=context, batch_size=batch_size, device=chosen)
     rows = [
         (name, key.partition(",")[0], f"{value:.4f}")
         for name, values in found.items()

@@ -2,12 +2,16 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from varla.cli.streams import STANDARD_OUTPUT, visible
 from varla.runs.metrics import eval_name, is_eval
+from varla.runs.naming import naming
 
 # Wide enough for every table: what reads a pipe does not want its columns folded.
 _PIPE_WIDTH = 240
@@ -23,12 +27,23 @@ def console() -> Console:
 
 def say(text: str = "") -> None:
     """Print text as it is, on as many lines as it has."""
-    console().print(Text(text), soft_wrap=True)
+    _print(Text(visible(text)), soft_wrap=True)
 
 
 def complain(text: str) -> None:
     """Print an error to stderr, in red where there are colours."""
-    Console(stderr=True, highlight=False).print(Text(f"error: {text}", style="red"), soft_wrap=True)
+    note(f"error: {text}", style="red")
+
+
+def note(text: str, style: str = "") -> None:
+    """Print a remark to stderr: standard output is for results."""
+    with suppress(OSError):  # a stream that cannot be written is no reason to fail
+        Console(stderr=True, highlight=False).print(Text(visible(text), style=style), soft_wrap=True)
+
+
+def _print(what: RenderableType, **options: Any) -> None:
+    with naming(STANDARD_OUTPUT):
+        console().print(what, **options)
 
 
 def table(
@@ -45,12 +60,12 @@ def table(
 
 def show(found: Table) -> None:
     """Print a table."""
-    console().print(found)
+    _print(found)
 
 
 def draw(picture: Text) -> None:
     """Print a picture made of text, its lines cut where the terminal ends rather than folded."""
-    console().print(picture, no_wrap=True, overflow="crop")
+    _print(picture, no_wrap=True, overflow="crop")
 
 
 def settings(values: Mapping[str, object]) -> str:

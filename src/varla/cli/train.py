@@ -1,5 +1,6 @@
 """`varla train`: one run, from a file, from the defaults, or from where it stopped."""
 
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,9 +9,11 @@ import typer
 
 from varla.cli.options import Config, Device, Resume, Settings, check_device, check_resume, speaks
 from varla.cli.output import accuracies, say, share
+from varla.cli.streams import discard_output
 
 if TYPE_CHECKING:
     from varla.training import RunConfig
+    from varla.training.progress import Progress
 
 
 def train(
@@ -39,9 +42,25 @@ def train(
         chosen, folder = training.Run(resume).config(), resume
     if speaks():
         say(f"run      {folder}")
-    record = training.train(chosen, folder, resume=resume is not None, progress=choose(quiet), device=device)
+    shown = stop_without_reader(choose(quiet))
+    record = training.train(chosen, folder, resume=resume is not None, progress=shown, device=device)
     if speaks():
         report(chosen, record["final"])
+
+
+def stop_without_reader(progress: "Progress") -> "Progress":
+    """The same progress. If its output is no longer read (`| head`), the run is saved and stopped as by Ctrl-C."""
+    step = progress.step
+
+    def watched(done: int, entry: dict[str, Any] | None) -> None:
+        try:
+            step(done, entry)
+        except BrokenPipeError:
+            discard_output()
+            signal.raise_signal(signal.SIGINT)
+
+    progress.step = watched  # type: ignore[method-assign]
+    return progress
 
 
 def read(config: Path | None, settings: Sequence[str]) -> "RunConfig":
