@@ -8,8 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from varla.cli.output import complain, note
-from varla.cli.streams import STANDARD_OUTPUT, discard_output
-from varla.runs.naming import naming
+from varla.cli.streams import STANDARD_OUTPUT, discard_output, naming
 from varla.runs.outcomes import EXIT_CODES, EXIT_USAGE, FAILED, INTERRUPTED, Diverged, Interrupted
 
 

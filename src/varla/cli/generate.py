@@ -11,8 +11,7 @@ import typer
 from varla.cli.options import Device, Model, choose_device
 from varla.cli.output import note
 from varla.cli.reading import reading
-from varla.cli.streams import write
-from varla.runs.naming import naming
+from varla.cli.streams import naming, write
 from varla.runs.outcomes import Interrupted, Stop
 
 if TYPE_CHECKING:

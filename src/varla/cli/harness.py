@@ -1,5 +1,6 @@
 """`varla harness`: lm-evaluation-harness on a saved model."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +28,7 @@ def harness(
     chosen = choose_device(device)
     from varla.lm.harness import evaluate
 
+    _keep_git_quiet()
     found = evaluate(model, task, include=include, limit=limit, context=context, batch_size=batch_size, device=chosen)
     rows = [
         (name, key.partition(",")[0], f"{value:.4f}")
@@ -35,3 +37,11 @@ def harness(
         if isinstance(value, float)
     ]
     show(table(("task", "metric", "value"), rows, right=("value",)))
+
+
+def _keep_git_quiet() -> None:
+    """The harness asks git about the working directory, and git complains on stderr if that is no repository."""
+    with suppress(ImportError):  # `evaluate` says what is missing
+        from lm_eval import evaluator
+
+        evaluator.get_git_commit_hash = lambda: None

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.live import Live
-from rich.table import Table
 
 from varla.cli.options import Device, check_device
-from varla.cli.output import accuracies, complain, console, say, share, show, table
+from varla.cli.output import Grid, accuracies, complain, console, say, share, show, table
 from varla.runs.outcomes import EXIT_CODES, FAILED, RUNNING, WAITING
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ class Lines:
             self.seen[job.name] = now
 
 
-def fitting_board(jobs: Sequence["Job"], height: int) -> Table:
+def fitting_board(jobs: Sequence["Job"], height: int) -> Grid:
     """All jobs as a table; if they are more than fit, those that run or failed."""
     room = max(1, height - 6)
     shown = list(jobs) if len(jobs) <= room else [job for job in jobs if job.state in (RUNNING, FAILED)]
@@ -89,7 +88,7 @@ def counts(jobs: Sequence["Job"]) -> str:
     return f"{len(jobs)} runs: " + ", ".join(f"{states.count(each)} {each}" for each in dict.fromkeys(states))
 
 
-def board(jobs: Sequence["Job"], title: str) -> Table:
+def board(jobs: Sequence["Job"], title: str) -> Grid:
     """The jobs as a table."""
     headers = ("run", "state", "step", "loss", "accuracy", "note")
     return table(headers, [row(job, job.latest()) for job in jobs], right=("step", "loss"), title=title)

@@ -6,7 +6,6 @@ from typing import Any
 
 from varla.arguments import check_count
 from varla.lm.folder import load_folder
-from varla.runs import environment
 
 
 def evaluate(
@@ -28,7 +27,7 @@ def evaluate(
     Raises ValueError for a folder without a model and for unknown tasks.
     """
     try:
-        from lm_eval import evaluator, simple_evaluate
+        from lm_eval import simple_evaluate
         from lm_eval.models.huggingface import HFLM
         from lm_eval.tasks import TaskManager
     except ModuleNotFoundError as error:
@@ -36,8 +35,6 @@ def evaluate(
             f'the harness is not installed ({error}): pip install "varla[eval]"', name="lm_eval"
         ) from error
 
-    # The harness asks git about the working directory. Outside a clone, git's complaint would be shown.
-    evaluator.get_git_commit_hash = environment.commit
     check_count("context", context, none_means="the model's max_position_embeddings")
     if not tasks:
         raise ValueError("at least one task is needed, such as lambada_openai")

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from varla.runs import settings
-from varla.runs.naming import naming
 
 
 class RunError(ValueError):
@@ -93,6 +92,5 @@ class RunFolder:
 def write_aside(path: Path, text: str) -> None:
     """Write a temporary file, then rename it: readers see the old file or the new one, never half of it."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with naming(path):
-        aside.write_text(text, encoding="utf-8")
-        os.replace(aside, path)
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, path)

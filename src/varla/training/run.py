@@ -8,7 +8,6 @@ from typing import Any
 
 from varla.runs.folder import RunError, RunFolder, write_aside
 from varla.runs.metrics import with_current_names
-from varla.runs.naming import naming
 from varla.training import checkpoint
 from varla.training.config import RunConfig, from_dict
 
@@ -67,7 +66,7 @@ class Run(RunFolder):
 
     def log(self, entry: Mapping[str, Any]) -> None:
         """Append one line of metrics."""
-        with naming(self.metrics_file), self.metrics_file.open("a", encoding="utf-8") as file:
+        with self.metrics_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 
     def _remove_leftovers(self) -> None:
