@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from varla.cli.kinds import LAB, check_kind
 from varla.cli.options import Device, Settings, choose_device
 from varla.cli.output import say
 from varla.cli.train import report
@@ -29,6 +30,7 @@ def evaluate(
     from varla.training import checkpoint
 
     chosen = torch.device(choose_device(device))
+    check_kind(run, LAB, f"score it with `varla score {run / 'model'} TEXT` or `varla harness {run / 'model'}`")
     config = training.Run(run).config()
     changed = change(config, settings or ())
     found = checkpoint.latest(training.Run(run).checkpoints)

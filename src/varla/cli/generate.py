@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from varla.cli.kinds import LM, check_kind
 from varla.cli.options import Device, Model, choose_device
 from varla.cli.output import note
 from varla.cli.reading import reading
@@ -100,6 +101,7 @@ def _print(pieces: Iterator[str]) -> bool:
 def load(folder: Path, device: str | None) -> "tuple[VarlaForCausalLM, Any]":
     """(model, tokenizer) on the device asked for, or on a GPU where there is one."""
     chosen = choose_device(device)
+    check_kind(folder, LM, f"it holds no language model; evaluate it with `varla eval {folder}`")
     from transformers.utils import logging
 
     from varla.lm.folder import load_folder

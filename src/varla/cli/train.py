@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from varla.cli.kinds import LAB, check_kind
 from varla.cli.options import Config, Device, Resume, Settings, check_device, check_resume, speaks
 from varla.cli.output import accuracies, say, share
 from varla.cli.streams import discard_output
@@ -39,6 +40,7 @@ def train(
             how = f"resume it with `varla train --resume {folder}`, or choose another folder with --out"
             raise training.RunError(f"{folder} already holds a run: {how}")
     else:
+        check_kind(resume, LAB, f"resume it with `varla train-lm --resume {resume}`")
         chosen, folder = training.Run(resume).config(), resume
     if speaks():
         say(f"run      {folder}")

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from varla.cli.kinds import LM, check_kind
 from varla.cli.options import Config, Resume, Settings, check_resume, speaks
 from varla.cli.output import say, show, table
 
@@ -23,6 +24,8 @@ def train_lm(
     folder = resume or out
     if folder is None:
         raise ValueError("--out is needed: the folder that the model goes to")
+    if resume is not None:
+        check_kind(resume, LM, f"resume it with `varla train --resume {resume}`")
     chosen = None if resume else from_dict(override(load(config) if config else {}, settings or ()))
     from varla.lm.training import read_settings, train
 

@@ -1,5 +1,6 @@
 """Learning curves as Altair charts that are legible without colour, in files that need no network."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,26 @@ def learning_curves(
     return chart
 
 
+def check_target(path: str | Path) -> None:
+    """Raise a ValueError unless a chart can be written there: the ending is known, and nothing is in the way."""
+    path = Path(path)
+    if path.suffix.lower() not in FORMATS:
+        raise ValueError(f"a plot is written as {', '.join(FORMATS)}, got {path.name!r}")
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: a plot is a file")
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if not above.is_dir():
+        raise ValueError(f"{path} cannot be written: {above} is not a folder")
+    if not os.access(above, os.W_OK):
+        raise ValueError(f"{path} cannot be written: {above} does not allow it")
+
+
 def save(chart: alt.TopLevelMixin, path: str | Path) -> Path:
     """Write a chart as .html (with its scripts inside), .png or .svg."""
     path = Path(path)
-    kind = path.suffix.lower()
-    if kind not in FORMATS:
-        raise ValueError(f"a plot is written as {', '.join(FORMATS)}, got {path.name!r}")
+    check_target(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    kind = path.suffix.lower()
     chart.save(str(path), format=kind[1:], **FORMATS[kind])
     return path
 
