@@ -60,8 +60,8 @@ def lines(points: list[dict[str, Any]], labels: list[str], x: str, y: str, scale
     def look(choices: Sequence[Any]) -> alt.Scale:
         return alt.Scale(domain=labels, range=[choices[i % len(choices)] for i in range(len(labels))])
 
-    # Colour and shape share a legend. Dashes are left out of it, where they would make symbols hard to read.
-    legend = alt.Legend(title=None, labelLimit=400)
+    # Colour and shape share a legend, which shows every name in full. Dashes are left out of it, where they would make symbols hard to read.
+    legend = alt.Legend(title=None, labelLimit=0)
     chart: alt.Chart = (
         alt.Chart(alt.InlineData(values=points))
         .mark_line(point=alt.OverlayMarkDef(size=55, filled=True, opacity=1), strokeWidth=2)
