@@ -2,15 +2,22 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 DEVICES = ("cpu", "cuda")
 
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting by its path: train.lr=1e-3. May be repeated."),
+
+def _settings(example: str) -> Any:
+    return typer.Option("--set", metavar="KEY=VALUE", help=f"Change a setting by its path: {example}. May be repeated.")
+
+
+Settings = Annotated[list[str] | None, _settings("train.lr=1e-3")]
+LMSettings = Annotated[list[str] | None, _settings("train.learning_rate=1e-3")]
+TaskSettings = Annotated[list[str] | None, _settings("task.n=4")]  # of a trained model, only the task can change
+ShowConfig = Annotated[
+    bool, typer.Option("--show-config", help="Print every setting with its value and meaning, as YAML, and exit.")
 ]
 Config = Annotated[
     Path | None, typer.Argument(help="Settings as YAML. Missing ones have their defaults.", metavar="CONFIG")

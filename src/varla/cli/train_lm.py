@@ -1,20 +1,26 @@
 """`varla train-lm`: a language model from text, through Hugging Face's Trainer."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from varla.cli.kinds import LM, check_kind
-from varla.cli.options import Config, Resume, Settings, check_resume, speaks
-from varla.cli.output import say, show, table
+from varla.cli.options import Config, LMSettings, Resume, ShowConfig, check_resume, speaks
+from varla.cli.output import say, table
+from varla.cli.output import show as show_table
+from varla.cli.streams import write
+
+EXAMPLE = ["book.txt"]  # text, where none is named yet
 
 
 def train_lm(
     config: Config = None,
-    settings: Settings = None,
+    settings: LMSettings = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run.", metavar="FOLDER")] = None,
     resume: Resume = None,
+    show_config: ShowConfig = False,
 ) -> None:
     """Train a language model on text. Checkpoints, the model and a record go to the run's folder."""
     from varla.lm.settings import from_dict
@@ -22,6 +28,9 @@ def train_lm(
 
     check_resume(resume, config, settings, out)
     folder = resume or out
+    if show_config:
+        show(config, settings or (), resume)
+        return
     if folder is None:
         raise ValueError("--out is needed: the folder that the model goes to")
     if resume is not None:
@@ -39,4 +48,20 @@ def train_lm(
     say(f"model    {folder / 'model'}: {record['parameters']:,} parameters, {record['steps']} steps")
     if rows:
         headers = ("context", "bits per byte", "perplexity")
-        show(table(headers, rows, right=headers))
+        show_table(table(headers, rows, right=headers))
+
+
+def show(config: Path | None, settings: Sequence[str], resume: Path | None) -> None:
+    """Print all settings. They need no text to be shown."""
+    from varla.cli.show_config import language_settings
+    from varla.lm.settings import from_dict
+    from varla.lm.training import read_settings
+    from varla.runs.settings import load, override
+
+    if resume is not None:
+        chosen = read_settings(resume)
+    else:
+        values = override(load(config) if config else {}, settings)
+        text = {"train": EXAMPLE, **(values.get("data") or {})}
+        chosen = from_dict({**values, "data": text})
+    write(language_settings(chosen))

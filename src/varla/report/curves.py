@@ -60,7 +60,7 @@ def lines(points: list[dict[str, Any]], labels: list[str], x: str, y: str, scale
     def look(choices: Sequence[Any]) -> alt.Scale:
         return alt.Scale(domain=labels, range=[choices[i % len(choices)] for i in range(len(labels))])
 
-    # Colour and shape share a legend, which shows every name in full. Dashes are left out of it, where they would make symbols hard to read.
+    # Colour and shape share a legend, with every name in full. Dashes would make its symbols hard to read.
     legend = alt.Legend(title=None, labelLimit=0)
     chart: alt.Chart = (
         alt.Chart(alt.InlineData(values=points))

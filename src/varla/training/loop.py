@@ -230,7 +230,7 @@ class _Trainer:
         started = time.perf_counter()
         t = self.config.train
         last = step + 1 == t.steps
-        logging = (step + 1) % t.log_every == 0 or step == 0
+        logging = (step + 1) % t.log_every == 0 or step == 0 or last
         evaluating = (step + 1) % t.eval_every == 0 or last
         saving = (step + 1) % t.checkpoint_every == 0
         made = update(step, look=logging or evaluating or saving)
