@@ -11,5 +11,7 @@ def app() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich"):
             raise
-        raise SystemExit(f"error: the command line needs {error.name}: pip install 'varla[lab]'") from None
+        raise SystemExit(
+            f"error: the command line needs {error.name}: pip install 'varla[lab]', or '.[lab]' in a clone"
+        ) from None
     commands(prog_name="varla")

@@ -82,7 +82,7 @@ TRAIN_LM = {
     "model.pad_token_id": "follows from the tokenizer",
     "tokenizer": "bytes (each byte is a token), a folder, or a name on the hub",
     "data.train": "files or patterns (.txt, .jsonl, also .gz and .xz), or {dataset: NAME, config, split, column}",
-    "data.validation": "files or a dataset as above, or the last share of the training tokens; 0.0: none",
+    "data.validation": "files or a dataset as above, or the last share of the tokens, at least a row; 0.0: none",
     "data.context": "tokens in a row",
     "evaluate.contexts": "context lengths that the trained model is scored at",
     "evaluate.tokens": "most validation tokens to score",

@@ -15,10 +15,20 @@ from varla.runs.outcomes import EXIT_CODES, FAILED, RUNNING, WAITING
 if TYPE_CHECKING:
     from varla.training.sweep import Job
 
+# A grid, for the help.
+EXAMPLE = (
+    'echo "{grid: {mechanism: [vla, linear], task.n: [8, 16], seed: [1, 2]}}" > grid.yaml',
+    'echo "{base: {train: {steps: 1000}}, grid: {train.lr: [1e-3, 3e-4]}}" > grid.yaml',
+)
+
 
 def sweep(
     grid: Annotated[
-        Path, typer.Argument(help="YAML with base: (a run's settings) and grid: (keys with lists).", metavar="GRID")
+        Path,
+        typer.Argument(
+            help="YAML with grid: (keys, each with a list of values) and perhaps base: (settings that all runs share).",
+            metavar="GRID",
+        ),
     ],
     out: Annotated[Path | None, typer.Option(help="Folder of the runs. Default: runs/GRID.", metavar="FOLDER")] = None,
     jobs: Annotated[
