@@ -127,7 +127,16 @@ def test_folders_of_the_same_name_are_told_apart_by_their_paths(trained, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "wrong", [["--metric", "foo"], ["--metric", "foo", "--no-plot"], ["--plot", "x.pdf"], ["--format", "xml"]], ids=str
+    "wrong",
+    [
+        ["--metric", "step"],
+        ["--metric", ""],
+        ["--metric", "foo"],
+        ["--metric", "foo", "--no-plot"],
+        ["--plot", "x.pdf"],
+        ["--format", "xml"],
+    ],
+    ids=str,
 )
 def test_what_is_refused_is_refused_before_anything_is_printed(trained, wrong):
     result = varla("compare", trained, *wrong)
@@ -225,6 +234,20 @@ def test_seeds_of_language_models_are_averaged(tmp_path):
     found = records(varla("compare", tmp_path / "lms", "--average", "--format", "json"))
     assert found["book"]["bits/byte 16"] == 4.0
     assert found["book"]["seeds"] == 2
+
+
+@pytest.mark.parametrize("record", ['{"scores": 3}', '{"scores": {"512": {}}}', '{"scores": {"512": 3}}'])
+def test_damaged_records_of_language_models_are_refused(tmp_path, record):
+    folder = language_model(tmp_path / "lm")
+    (folder / "record.json").write_text(record)
+    assert refused(varla("compare", folder), "lm", "damaged")
+
+
+def test_values_that_are_no_numbers_are_not_drawn(tmp_path):
+    folder = language_model(tmp_path / "lm", finished=False)
+    history = [{"step": 1, "loss": "x"}, {"step": 2, "loss": 3.0}, {"step": 3, "loss": float("nan")}]
+    (folder / "checkpoint-2" / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+    assert varla("compare", folder).exit_code == 0
 
 
 def test_a_language_model_and_a_task_are_not_compared(trained, tmp_path):

@@ -109,6 +109,12 @@ def test_existing_run_is_refused(trained, tiny):
         ("train=3", ["train must hold keys and values"]),
         ("train.steps.x=3", ["is a value, not a group"]),
         ("train.steps", ["key=value"]),
+        (f"seed={2**64}", ["seed must be below 2**63"]),
+        ("model.vocab_size=3", ["model.vocab_size must be at least 128 for this task, got 3"]),
+        ("model.max_len=3", ["model.max_len must be at least 7 for this task, got 3"]),
+        ("model.ffn=100000000000", ["out of memory"]),
+        ("task={1: 2, name: mqar}", ["task must have names as keys, got 1"]),
+        ("layer={1: 2}", ["layer must have names as keys, got 1"]),
     ],
 )
 def test_bad_settings_are_refused_before_anything_is_written(tiny, tmp_path, change, words):
@@ -144,6 +150,13 @@ def test_device_that_is_not_there_is_refused(tiny, tmp_path, monkeypatch):
     assert refused(varla("train", tiny, "--device", "cuda"), "no CUDA device")
     assert refused(varla("train", tiny, "--device", "tpu"), "cpu, cuda", "'tpu'")
     assert refused(varla("train", tiny, "--device", "cuda:1"), "CUDA_VISIBLE_DEVICES")
+
+
+@pytest.mark.parametrize("option", ["--out", "--resume"])
+def test_an_empty_name_is_not_the_working_folder(tmp_path, monkeypatch, option):
+    monkeypatch.chdir(tmp_path)
+    assert train(option, "", "--quiet").exit_code == 2
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_resume_takes_no_other_settings(trained, tiny):

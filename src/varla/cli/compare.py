@@ -54,12 +54,12 @@ def compare(
     check_comparable(rows)
     if average:
         rows = averages(rows)
-    drawn = current(metric) if metric else rows[0].metric
+    drawn = rows[0].metric if metric is None else current(metric)
     curves = {row.name: row.metrics for row in rows}
     try:
         found = series(curves, drawn)
     except ValueError as error:
-        if metric or plot:
+        if metric is not None or plot is not None:
             raise
         found, missing = {}, str(error)  # not an error: runs without metrics yet can be compared, too
     tell = say if form == "table" else note  # csv and json have standard output for themselves

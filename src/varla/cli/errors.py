@@ -60,8 +60,8 @@ def explain(error: Exception) -> tuple[str, int] | None:
         return f"this command needs a package that is not installed: {error}", EXIT_USAGE
     if type(error).__name__ == "SafetensorError":  # by its name: safetensors may not be installed
         return f"a file of tensors cannot be read or written: {error}", EXIT_USAGE
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return f"out of memory: {error or 'make the model, the batch or the context smaller'}", EXIT_USAGE
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _is_memory(error)):
+        return f"out of memory: make the model, the batch or the context smaller ({_first_line(error)})", EXIT_USAGE
     if isinstance(error, RuntimeError) and "PytorchStreamWriter" in str(error):  # torch.save on a full disk
         return f"a checkpoint cannot be written: is the disk full? ({_first_line(error)})", EXIT_USAGE
     return None
@@ -76,5 +76,10 @@ def _system(error: OSError) -> str:
     return f"{' -> '.join(files)}: {reason}" if files else reason
 
 
+def _is_memory(error: RuntimeError) -> bool:
+    """Whether memory ran out: PyTorch has an error of its own for GPUs, and words for the rest."""
+    return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+
+
 def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

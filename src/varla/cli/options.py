@@ -9,6 +9,13 @@ import typer
 DEVICES = ("cpu", "cuda")
 
 
+def place(text: str) -> Path:
+    """The path that an option gives. An empty one, as of a variable that is not set, would be the working folder."""
+    if not text:
+        raise typer.BadParameter("the name is empty")
+    return Path(text)
+
+
 def _settings(example: str) -> Any:
     return typer.Option("--set", metavar="KEY=VALUE", help=f"Change a setting by its path: {example}. May be repeated.")
 
@@ -24,7 +31,8 @@ Config = Annotated[
 ]
 Model = Annotated[Path, typer.Argument(help="Folder of a model, with its tokenizer.", metavar="MODEL")]
 Resume = Annotated[
-    Path | None, typer.Option(help="Resume the run in this folder from its newest checkpoint.", metavar="FOLDER")
+    Path | None,
+    typer.Option(help="Resume the run in this folder from its newest checkpoint.", metavar="FOLDER", parser=place),
 ]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda. Default: a GPU if there is one.", metavar="cpu|cuda")]
 

@@ -60,7 +60,14 @@ def read_row(name: str, folder: Path) -> Row:
     from varla.runs.folder import RunFolder
 
     config = RunFolder(folder).read_config()
-    return _language_row(name, folder) if kind_of(config) == LM else _lab_row(name, folder)
+    try:
+        return _language_row(name, folder) if kind_of(config) == LM else _lab_row(name, folder)
+    except (AttributeError, KeyError, TypeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{folder}: its record or what it logged is damaged ({_brief(error)})") from error
+
+
+def _brief(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _lab_row(name: str, folder: Path) -> Row:

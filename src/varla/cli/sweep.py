@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.live import Live
 
-from varla.cli.options import Device, check_device
+from varla.cli.options import Device, check_device, place
 from varla.cli.output import Grid, accuracies, complain, console, say, share, show, table
 from varla.runs.outcomes import EXIT_CODES, FAILED, RUNNING, WAITING
 
@@ -30,7 +30,9 @@ def sweep(
             metavar="GRID",
         ),
     ],
-    out: Annotated[Path | None, typer.Option(help="Folder of the runs. Default: runs/GRID.", metavar="FOLDER")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the runs. Default: runs/GRID.", metavar="FOLDER", parser=place)
+    ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Runs at a time. Default: one per GPU, or one per core.", metavar="N")
     ] = None,

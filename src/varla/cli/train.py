@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from varla.cli.kinds import LAB, check_kind
-from varla.cli.options import Config, Device, Resume, Settings, ShowConfig, check_device, check_resume, speaks
+from varla.cli.options import Config, Device, Resume, Settings, ShowConfig, check_device, check_resume, place, speaks
 from varla.cli.output import accuracies, say, share
 from varla.cli.streams import discard_output, write
 
@@ -27,7 +27,9 @@ def train(
     settings: Settings = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of the run. Default: runs/ and a name from the settings.", metavar="FOLDER"),
+        typer.Option(
+            help="Folder of the run. Default: runs/ and a name from the settings.", metavar="FOLDER", parser=place
+        ),
     ] = None,
     resume: Resume = None,
     device: Device = None,

@@ -105,6 +105,8 @@ def _typed(path: str, value: Any, hint: Any) -> Any:
     elif float in allowed and isinstance(value, int) and int not in allowed:
         return float(value)
     elif any(isinstance(value, kind) for kind in allowed):
+        if isinstance(value, Mapping) and (wrong := [key for key in value if not isinstance(key, str)]):
+            raise TypeError(f"{path} must have names as keys, got {wrong[0]!r}")
         return value
     if allowed == (Mapping,):
         raise TypeError(f"{path} must hold keys and values, got {value!r}")

@@ -60,6 +60,10 @@ class RunConfig:
     layer: Mapping[str, Any] = field(default_factory=dict)
     train: TrainConfig = field(default_factory=TrainConfig)
 
+    def __post_init__(self) -> None:
+        """Check the seed. Other values are checked by what they are for."""
+        check_count("seed", self.seed, least=-(2**63))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain dictionaries, as YAML and JSON hold them; `from_dict` reads them back to an equal value."""
         return asdict(self)
