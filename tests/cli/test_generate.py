@@ -240,3 +240,7 @@ def test_as_a_process_text_comes_out_before_the_end(lm):
         assert process.stdout.read(5)
         assert process.poll() is None
         process.kill()
+
+
+def test_a_file_that_cannot_be_read_any_further_is_named(lm):
+    assert refused(generate(lm, "--prompt-file", "/proc/self/mem"), "/proc/self/mem: Input/output error")

@@ -12,7 +12,7 @@ import typer
 from varla.cli.kinds import find_runs
 from varla.cli.output import console, draw, note, say, show, table
 from varla.cli.rows import WORDS, Row, averages, read_row
-from varla.cli.streams import write
+from varla.cli.streams import naming, write
 from varla.runs.metrics import current, is_eval
 
 FORMATS = ("table", "csv", "json")
@@ -74,7 +74,8 @@ def compare(
     if plot is not None:
         from varla.report.curves import learning_curves, save
 
-        tell(f"plot     {save(learning_curves(curves, drawn, chance), plot)}")
+        with naming(plot):
+            tell(f"plot     {save(learning_curves(curves, drawn, chance), plot)}")
     if form == "table" and not no_plot:
         if not found:
             say(f"no plot: {missing}")

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from varla.cli.kinds import LM, check_kind
 from varla.cli.options import Device, Model, choose_device
 from varla.cli.output import show, table
 
@@ -14,7 +15,8 @@ def harness(
     model: Model,
     task: Annotated[list[str], typer.Option(help="A task of the harness. May be repeated.", metavar="NAME")],
     include: Annotated[
-        Path | None, typer.Option(help="A folder with tasks of your own.", metavar="FOLDER", exists=True)
+        Path | None,
+        typer.Option(help="A folder with tasks of your own.", metavar="FOLDER", exists=True, file_okay=False),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Examples of each task.", metavar="N")] = None,
     context: Annotated[
@@ -26,6 +28,11 @@ def harness(
 ) -> None:
     """Run tasks of lm-evaluation-harness on a model; needs the extra `eval`."""
     chosen = choose_device(device)
+    check_kind(model, LM, f"it holds no language model; evaluate it with `varla eval {model}`")
+    if not (model / "config.json").is_file():
+        from varla.lm.folder import load_model
+
+        load_model(model)  # raises: the harness's tasks, which take 20 seconds to list, need not be read for this
     from varla.lm.harness import evaluate
 
     _keep_git_quiet()

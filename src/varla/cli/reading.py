@@ -7,13 +7,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
+from varla.cli.streams import naming
+
 
 @contextmanager
 def reading(name: str, file: BinaryIO) -> Iterator[Iterator[str]]:
     """The text of a file in pieces. Meanwhile a terminal shows how much of it was read."""
     from varla.session.text import read_utf8
 
-    pieces = read_utf8(file, name)
+    def named() -> Iterator[str]:
+        with naming(name):  # a device that fails names no file
+            yield from read_utf8(file, name)
+
+    pieces = named()
     if not sys.stderr.isatty():
         yield pieces
         return

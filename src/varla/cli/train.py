@@ -75,7 +75,7 @@ def stop_without_reader(progress: "Progress") -> "Progress":
             discard_output()
             signal.raise_signal(signal.SIGINT)
 
-    progress.step = watched  # type: ignore[method-assign]
+    progress.step = watched  # type: ignore[method-assign, assignment]
     return progress
 
 
