@@ -42,20 +42,20 @@ def train(
 
     check_device(device)
     check_resume(resume, config, settings, out)
+    if resume is not None:
+        check_kind(resume, LAB, f"resume it with `varla train-lm --resume {resume}`")
+        chosen, folder = training.Run(resume).config(), resume
+    else:
+        chosen = read(config, settings or ())
+        folder = out or default_folder(chosen)
     if show_config:
         from varla.cli.show_config import lab_settings
 
-        write(lab_settings(read(config, settings or ()) if resume is None else training.Run(resume).config()))
+        write(lab_settings(chosen))
         return
-    if resume is None:
-        chosen = read(config, settings or ())
-        folder = out or default_folder(chosen)
-        if training.Run(folder).config_file.exists():
-            how = f"resume it with `varla train --resume {folder}`, or choose another folder with --out"
-            raise training.RunError(f"{folder} already holds a run: {how}")
-    else:
-        check_kind(resume, LAB, f"resume it with `varla train-lm --resume {resume}`")
-        chosen, folder = training.Run(resume).config(), resume
+    if resume is None and training.Run(folder).config_file.exists():
+        how = f"resume it with `varla train --resume {folder}`, or choose another folder with --out"
+        raise training.RunError(f"{folder} already holds a run: {how}")
     if speaks():
         say(f"run      {folder}")
     shown = stop_without_reader(choose(quiet))

@@ -8,9 +8,9 @@ import typer
 
 from varla.cli.kinds import LM, check_kind
 from varla.cli.options import Config, LMSettings, Resume, ShowConfig, check_resume, place, speaks
-from varla.cli.output import say, table
-from varla.cli.output import show as show_table
-from varla.cli.streams import write
+from varla.cli.output import say, show, table
+from varla.cli.streams import discard_output, write
+from varla.runs.outcomes import Interrupted
 
 EXAMPLE = ["book.txt"]  # text, where none is named yet
 
@@ -28,17 +28,22 @@ def train_lm(
 
     check_resume(resume, config, settings, out)
     folder = resume or out
+    if resume is not None:
+        check_kind(resume, LM, f"resume it with `varla train --resume {resume}`")
     if show_config:
-        show(config, settings or (), resume)
+        show_settings(config, settings or (), resume)
         return
     if folder is None:
         raise ValueError("--out is needed: the folder that the model goes to")
-    if resume is not None:
-        check_kind(resume, LM, f"resume it with `varla train --resume {resume}`")
     chosen = None if resume else from_dict(override(load(config) if config else {}, settings or ()))
     from varla.lm.training import read_settings, train
 
-    record = train(chosen or read_settings(folder), folder, resume=resume is not None)
+    try:
+        record = train(chosen or read_settings(folder), folder, resume=resume is not None)
+    except BrokenPipeError:  # the Trainer prints what it logs
+        discard_output()
+        how = f"varla train-lm --resume {folder}"
+        raise Interrupted(f"standard output was closed; resume from the newest checkpoint with: {how}") from None
     if not speaks():
         return
     rows = [
@@ -48,10 +53,10 @@ def train_lm(
     say(f"model    {folder / 'model'}: {record['parameters']:,} parameters, {record['steps']} steps")
     if rows:
         headers = ("context", "bits per byte", "perplexity")
-        show_table(table(headers, rows, right=headers))
+        show(table(headers, rows, right=headers))
 
 
-def show(config: Path | None, settings: Sequence[str], resume: Path | None) -> None:
+def show_settings(config: Path | None, settings: Sequence[str], resume: Path | None) -> None:
     """Print all settings. They need no text to be shown."""
     from varla.cli.show_config import language_settings
     from varla.lm.settings import from_dict
