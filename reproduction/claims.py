@@ -69,6 +69,7 @@ class Figure:
     log_x: bool = False
     log_y: bool = False
     note: str = ""
+    spread: str = "least to greatest"  # what "low" and "high" are
 
 
 @dataclass(frozen=True)

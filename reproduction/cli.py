@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from varla.cli.errors import Commands
 from varla.cli.options import Device, check_device
-from varla.cli.output import complain, say, show, table
+from varla.cli.output import Grid, complain, say, show, table
 from varla.cli.sweep import progress
 from varla.runs.outcomes import EXIT_CODES, FAILED
 
@@ -119,7 +118,7 @@ def choose(names: Sequence[str] | None, preset: str) -> "tuple[list[Item], Prese
     return items.choose(names or []), PRESETS[preset]
 
 
-def verdicts(item: "Item", findings: Sequence["Finding"]) -> Table:
+def verdicts(item: "Item", findings: Sequence["Finding"]) -> Grid:
     """A table of an item's claims and findings."""
     from reproduction.report.numbers import number, spread
 

@@ -2,11 +2,17 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from varla.cli.main import app
+from varla.cli.sweep import EXAMPLE
+from varla.cli.train import default_folder, read
 from varla.runs.outcomes import EXIT_CODES, EXIT_USAGE
+from varla.training import sweep
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -49,6 +55,33 @@ def test_the_examples_run(tmp_path, monkeypatch):
     assert names["y"].shape == (2, 1, 128)
     exec(compile(family, "README.md", "exec"), names)
     assert names["text"].shape == (1, 36)
+
+
+def test_the_grids_are_grids(tmp_path):
+    (shown,) = re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
+    (tmp_path / "grid.yaml").write_text(shown)
+    for file in (tmp_path / "grid.yaml", ROOT / "examples" / "grid.yaml"):
+        assert len(sweep.expand(*sweep.read(file), tmp_path)) == 12
+    assert sweep.read(tmp_path / "grid.yaml") == sweep.read(ROOT / "examples" / "grid.yaml")
+    for each in EXAMPLE:
+        (tmp_path / "grid.yaml").write_text(each.split('"')[1])
+        assert sweep.expand(*sweep.read(tmp_path / "grid.yaml"), tmp_path)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page == "README.md" or page.startswith("docs/")])
+def test_commands_have_the_options_that_are_shown(page):
+    commands = get_command(app)
+    for line in re.findall(
+        r"^ {4}(?:torchrun \S+ \S+ -m )?varla (\S.*)$", (ROOT / page).read_text(), flags=re.MULTILINE
+    ):
+        name, *arguments = shlex.split(line.replace("...", "").partition(" > ")[0], comments=True)
+        commands.commands[name].make_context(name, arguments, resilient_parsing=True)
+
+
+def test_the_folder_that_is_resumed_is_the_one_that_was_made():
+    (line,) = re.findall(r"varla train (--set.*)$", README, flags=re.MULTILINE)
+    (folder,) = re.findall(r"varla train --resume (\S+)", README)
+    assert str(default_folder(read(None, [word for word in line.split() if "=" in word]))) == folder
 
 
 def anchors(page: Path) -> set[str]:

@@ -180,7 +180,10 @@ def figures(results: Results, preset: Preset) -> list[Figure]:
                         by_bytes.append({"x": state, "y": each.mean, "series": f"{name}, {task}", "source": "ours"})
             if points:
                 title = f"{task}, head dimension {size}, tuned"
-                found.append(Figure(f"fair-{task}-{size}", title, "pairs n", "accuracy", points, log_x=True))
+                spread = "95% interval of the mean"
+                found.append(
+                    Figure(f"fair-{task}-{size}", title, "pairs n", "accuracy", points, log_x=True, spread=spread)
+                )
     if by_bytes:
         title = f"Accuracy against state, n = {BY_STATE}"
         found.append(Figure("fair-state", title, "bytes of one sequence's state", "accuracy", by_bytes, log_x=True))

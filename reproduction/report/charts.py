@@ -14,7 +14,8 @@ from reproduction.runs import key_of
 from varla.report.curves import DASHES, SHAPES
 from varla.report.series import PALETTE
 
-HEIGHT = 300
+WIDTH, HEIGHT = 640, 300
+_LETTER, _SYMBOL = 6.5, 30  # pixels of a legend's letter, and of its symbol with the space around it
 _MOST_MARKERS = 24  # per line: more would hide it
 _MOST_TICKS = 12
 _SIZES = {"paper": 110, "ours": 45}  # where both meet, a ring around a dot
@@ -30,7 +31,7 @@ def chart(figure: Figure, width: int | str = "container") -> alt.LayerChart:
     series = list(dict.fromkeys(point["series"] for point in points))
     sources = _sources(points)
     x, y = _x(figure, points), _y(figure, points)
-    legend = alt.Legend(title=None, labelLimit=240, symbolOpacity=1)
+    legend = alt.Legend(title=None, labelLimit=0, symbolOpacity=1)
     colour = alt.Color("series:N", scale=_look(series, PALETTE), legend=legend)
     shape = alt.Shape("series:N", scale=_look(series, SHAPES), legend=legend)
     base = alt.Chart().encode(x=x, y=y, color=colour)
@@ -54,13 +55,14 @@ def chart(figure: Figure, width: int | str = "container") -> alt.LayerChart:
     found: alt.LayerChart = alt.layer(*layers, data=alt.InlineData(values=points)).properties(
         width=width, height=HEIGHT, autosize=alt.AutoSizeParams(type="fit-x", contains="padding")
     )
-    found = found.configure_legend(orient="bottom", direction="horizontal", columns=4, labelFontSize=12)
+    columns = _columns(series, sources if _numeric(points) else [])
+    found = found.configure_legend(orient="bottom", direction="horizontal", columns=columns, labelFontSize=12)
     found = found.configure_axis(labelFontSize=12, titleFontSize=12, titleFontWeight="normal", gridOpacity=0.6)
     found = found.configure_view(strokeOpacity=0)
     return found
 
 
-def svg(figure: Figure, width: int = 640) -> str:
+def svg(figure: Figure, width: int = WIDTH) -> str:
     """The chart as a picture. It ends in a comment with a hash of its data, which shows whether it is outdated."""
     titled = chart(figure, width).properties(
         title=alt.TitleParams(figure.title, subtitle=look(figure), anchor="start", limit=width)
@@ -72,6 +74,7 @@ def svg(figure: Figure, width: int = 640) -> str:
 def stamp(figure: Figure) -> str:
     """A comment with a hash of the figure's data."""
     shown = [figure.title, figure.x, figure.y, figure.log_x, figure.log_y, [dict(point) for point in figure.points]]
+    shown += [figure.spread] if any("low" in point for point in figure.points) else []
     return f"<!-- data {key_of(shown)} -->"
 
 
@@ -92,7 +95,7 @@ def look(figure: Figure) -> str:
         words = {"paper": "hollow, dashed: paper", "ours": "filled, solid: ours"}
     parts = [words[source] for source in sources if source in words]
     if any("low" in point for point in points):
-        parts.append("bars: least to greatest" if _short(points) else "bands: least to greatest")
+        parts.append(f"{'bars' if _short(points) else 'bands'}: {figure.spread}")
     if sources == ["paper"]:
         parts.append("ours: not run yet")
     if left := len(figure.points) - len(points):
@@ -170,6 +173,13 @@ def _dash(source: str, sources: Sequence[str]) -> list[int]:
         return list(DASHES[0] if source == "ours" else DASHES[1])
     others = [each for each in sources if each not in ("ours", "paper")]
     return list(DASHES[2 + others.index(source) % (len(DASHES) - 2)])
+
+
+def _columns(series: Sequence[str], sources: Sequence[str]) -> int:
+    """Columns of the legend: as many as fit below the chart, beside the legend of the sources. At most 4."""
+    beside = max((_LETTER * len(source) + _SYMBOL for source in sources), default=0)
+    widest = max(_LETTER * len(each) + _SYMBOL for each in series)
+    return max(1, min(4, int((WIDTH - beside - _SYMBOL) // widest)))
 
 
 def _look(domain: list[str], choices: Sequence[str]) -> alt.Scale:

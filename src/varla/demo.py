@@ -14,6 +14,7 @@ import altair as alt
 import torch
 
 from varla.report.curves import learning_curves, lines, save
+from varla.runs.folder import RunError, write_aside
 from varla.runs.metrics import EVAL
 from varla.runs.outcomes import FINISHED
 from varla.training import Run, build_model, build_task, checkpoint, sweep
@@ -91,7 +92,7 @@ def run(
     sweep.run(jobs, device="cpu", watch=watch)
     failed = [job for job in jobs if job.state != FINISHED]
     if failed:
-        raise RuntimeError("; ".join(f"{job.folder}: {job.state} {job.note}" for job in failed))
+        raise RunError("; ".join(f"{job.folder}: {job.state} {job.note}" for job in failed))
     return [collect(job.folder) for job in jobs]
 
 
@@ -102,7 +103,7 @@ def collect(folder: Path) -> Result:
     model = build_model(config)
     newest = checkpoint.latest(found.checkpoints)
     if newest is None:
-        raise RuntimeError(f"{folder} has no checkpoint")
+        raise RunError(f"{folder} has no checkpoint")
     checkpoint.load_weights(newest, model)
     tokens, _ = build_task(config).batch(16, generator=torch.Generator().manual_seed(0))
     last = model.watch(tokens)[-1]
@@ -141,7 +142,7 @@ def write(results: Sequence[Result], folder: Path) -> dict[str, Path]:
         color="independent", strokeDash="independent", shape="independent"
     )
     page = folder / "index.html"
-    page.write_text(_page(body.to_html(inline=True, fullhtml=False, output_div="charts"), results), encoding="utf-8")
+    write_aside(page, _page(body.to_html(inline=True, fullhtml=False, output_div="charts"), results))
     return {"curves": picture, "page": page}
 
 

@@ -1,6 +1,8 @@
 """varla generate: the session's text as it comes, prompts of any length and kind, states, and what is refused."""
 
+import io
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -12,7 +14,10 @@ from tests.cli.cases import refused, varla
 from tests.cli.damage import DAMAGES
 from tests.session.cases import tiny
 from varla import Session
+from varla.cli.generate import _prompt, open_text
 from varla.cli.main import app
+from varla.cli.reading import reading
+from varla.cli.streams import write
 from varla.lm.folder import load_folder
 
 PROMPT = "Es war ∑ einmal\n"
@@ -147,6 +152,86 @@ def test_a_state_is_written_over_nothing_else(lm, tmp_path):
     assert refused(generate(lm, *arguments, tmp_path / "none" / "state"), "is not a folder")
 
 
+class Reader(io.StringIO):
+    """A standard output that can be written to a few times."""
+
+    def __init__(self, error, times=3, terminal=False):
+        super().__init__()
+        self.error, self.times, self.terminal = error, times, terminal
+
+    def isatty(self):
+        return self.terminal
+
+    def write(self, text):
+        self.times -= 1
+        if self.times < 0 and self.error:
+            raise self.error
+        return super().write(text)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (BrokenPipeError(32, "Broken pipe"), 1, []),
+        (OSError(28, "No space left on device"), 2, ["standard output: No space left on device"]),
+    ],
+)
+def test_a_state_is_saved_even_if_nobody_reads_the_text(lm, tmp_path, monkeypatch, capsys, error, code, words):
+    state = tmp_path / "state"
+    monkeypatch.setattr(sys, "stdout", Reader(error, times=1))
+    arguments = ["generate", str(lm), "--prompt", "ab", "--tokens", "50", "--save-state", str(state), "--device", "cpu"]
+    with pytest.raises(SystemExit) as ended:
+        app([*arguments, "--seed", "3"])
+    told = capsys.readouterr().err
+    assert ended.value.code == code
+    found = Session.load(state, *load_folder(lm))
+    assert 2 < found.position < 52
+    assert f"the state after token {found.position} is in {state}" in told
+    assert all(word in told for word in words)
+
+
+def test_ctrl_c_ends_the_text_and_saves_the_state(lm, tmp_path, monkeypatch):
+    monkeypatch.setattr("varla.cli.generate.write", lambda text: signal.raise_signal(signal.SIGINT))
+    result = generate(lm, "--prompt", "ab", "--tokens", 1000, "--save-state", tmp_path / "state", "--seed", 3)
+    assert result.exit_code == 130
+    found = Session.load(tmp_path / "state", *load_folder(lm))
+    assert result.stderr == f"stopped after token {found.position}; the state is in {tmp_path / 'state'}\n"
+    assert found.position < 20
+
+
+def test_control_characters_do_not_reach_a_terminal(monkeypatch):
+    for terminal, shown in ((False, "a\x1b[2J\r\x07\x9b\x7f\n\tb"), (True, "a\u241b[2J\u240d\u2407\ufffd\u2421\n\tb")):
+        stream = Reader(None, terminal=terminal)
+        monkeypatch.setattr(sys, "stdout", stream)
+        write("a\x1b[2J\r\x07\x9b\x7f\n\tb")
+        assert stream.getvalue() == shown
+
+
+def test_closed_standard_input_is_an_error(lm, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(ValueError, match="standard input is closed"), _prompt("-", None, None):
+        pass
+
+
+def test_progress_is_shown_where_there_is_a_terminal(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("é" * 1000)
+    screen = Reader(None, terminal=True)
+    monkeypatch.setattr(sys, "stderr", screen)
+    with open_text(tmp_path / "a.txt") as file, reading("a.txt", file) as texts:
+        assert "".join(texts) == "é" * 1000
+    assert "reading" in screen.getvalue()
+    assert "2.0/2.0 kB" in screen.getvalue()
+
+
+def test_a_full_disk_is_named_with_the_file(lm, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Session, "save", full)
+    result = generate(lm, "--prompt", "a", "--tokens", 2, "--save-state", tmp_path / "state")
+    assert refused(result, f"{tmp_path / 'state'}: No space left on device")
+
+
 def test_as_a_process_text_comes_out_before_the_end(lm):
     command = [sys.executable, "-m", "varla.cli", "generate", str(lm), "-", "--tokens", "100000", "--device", "cpu"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -155,3 +240,7 @@ def test_as_a_process_text_comes_out_before_the_end(lm):
         assert process.stdout.read(5)
         assert process.poll() is None
         process.kill()
+
+
+def test_a_file_that_cannot_be_read_any_further_is_named(lm):
+    assert refused(generate(lm, "--prompt-file", "/proc/self/mem"), "/proc/self/mem: Input/output error")

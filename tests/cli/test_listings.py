@@ -100,3 +100,7 @@ def test_tasks_show_refuses_what_it_does_not_know():
     assert refused(varla("tasks", "show", "mqra"), "mqra", "did you mean 'mqar'")
     assert refused(varla("tasks", "show", "copy", "--n", 3), "unknown setting 'n'")
     assert refused(varla("tasks", "show", "mqar", "--n", 0), "n must be at least 1")
+
+
+def test_a_seed_that_pytorch_cannot_hold_is_refused():
+    assert refused(varla("tasks", "show", "mqar", "--seed", 2**70), "--seed must be below 2**63")

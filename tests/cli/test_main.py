@@ -84,7 +84,7 @@ def raising(error):
     app = typer.Typer(cls=errors.Commands)
 
     @app.callback()
-    def root(traceback: bool = False) -> None:
+    def root(debug: bool = False) -> None:
         pass
 
     @app.command()
@@ -103,17 +103,25 @@ def raising(error):
         (FileNotFoundError(2, "No such file", "there.yaml"), 2),
         (ModuleNotFoundError("No module named 'altair'", name="altair"), 2),
         (Diverged("diverged at step 3"), 3),
-        (Interrupted("stopped; go on with: varla train --resume x"), 130),
+        (OSError(28, "No space left on device", "here.json"), 2),
+        (BrokenPipeError(32, "Broken pipe"), 2),
+        (type("SafetensorError", (Exception,), {})("no space left"), 2),
+        (MemoryError(), 2),
     ],
     ids=lambda each: type(each).__name__,
 )
 def test_errors_are_a_line_and_an_exit_code(error, code):
     result = CliRunner().invoke(raising(error), ["fail"])
-    assert refused(result, getattr(error, "filename", None) or str(error), code=code)
+    assert refused(
+        result, getattr(error, "filename", None) or getattr(error, "strerror", None) or str(error), code=code
+    )
 
 
-def test_ctrl_c_is_130():
-    assert refused(CliRunner().invoke(raising(KeyboardInterrupt()), ["fail"]), "interrupted", code=130)
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), Interrupted("stopped; resume with: varla train --resume x")])
+def test_ctrl_c_is_130_and_no_error(stop):
+    result = CliRunner().invoke(raising(stop), ["fail"])
+    assert result.exit_code == 130
+    assert result.stderr == f"{stop if str(stop) else 'interrupted'}\n"
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), KeyError("a bug"), ModuleNotFoundError("x", name="varla.x")])
@@ -123,4 +131,12 @@ def test_what_nobody_foresaw_is_raised(error):
 
 def test_traceback_on_request():
     error = ValueError("bad value")
-    assert CliRunner().invoke(raising(error), ["--traceback", "fail"]).exception is error
+    assert CliRunner().invoke(raising(error), ["--debug", "fail"]).exception is error
+
+
+@pytest.mark.parametrize("arguments", [["--debug"], ["--traceback"], []])
+def test_debug_may_be_set_by_the_environment(arguments, monkeypatch, tmp_path):
+    if not arguments:
+        monkeypatch.setenv("VARLA_DEBUG", "1")
+    result = varla(*arguments, "train", "--resume", tmp_path)
+    assert isinstance(result.exception, RunError)

@@ -58,6 +58,8 @@ def test_default_folder_is_named_after_the_grid(grid, tmp_path, monkeypatch):
         ({"grid": {"seed": 1}}, ["grid.seed", "list"]),
         ({"grid": {"sede": [1]}}, ["run sede1: unknown key 'sede'"]),
         ({"grid": {"task.n": [2, 500]}}, ["run n500: n must be at most"]),
+        ({"grid": {3: [1]}}, ["must have names as keys, got 3"]),
+        ({"grid": {"layer.gain": ["unit", "rls"]}}, ["run gainrls: gain must be one of"]),
     ],
 )
 def test_bad_grids_are_refused(tmp_path, values, words):

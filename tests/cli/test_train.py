@@ -4,11 +4,14 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.cli.cases import TINY, refused, varla, write
+from varla.cli.train import default_folder, read
 from varla.training import Run, RunConfig, from_dict
+from varla.training.progress import Lines
 
 
 def train(*arguments):
@@ -40,29 +43,48 @@ def test_quiet_prints_only_the_result(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ([], "vla-mqar-n2-s42"),
+        ([], "vla-mqar-n8-s42"),
         (["mechanism=linear", "seed=7", "task.n=1"], "linear-mqar-n1-s7"),
+        (["train.lr=1e-3", "train.steps=10"], "vla-mqar-n8-s42-steps10-lr0.001"),
+        (["preset=tuned", "layer.gain=raw"], "vla-mqar-n8-s42-tuned-gainraw"),
+        (["task.name=copy", "task.seq_len=32"], "vla-copy-t32-s42"),
+        (["train.lr=3e-4"], "vla-mqar-n8-s42"),
     ],
 )
-def test_default_folder(tiny, tmp_path, monkeypatch, changes, name):
+def test_default_folder(changes, name):
+    assert default_folder(read(None, changes)) == Path("runs") / name
+
+
+def test_default_folders_with_long_names_end_in_a_hash():
+    many = [f"train.{name}={i + 1}" for i, name in enumerate(("steps", "batch_size", "log_every", "eval_every"))]
+    many += ["train.eval_batches=2", "train.eval_batch_size=3", "train.checkpoint_every=4", "train.weight_decay=0.5"]
+    first, second = default_folder(read(None, many)), default_folder(read(None, [*many, "train.lr=1"]))
+    assert first != second
+    assert all(len(each.name) < 40 and each.name.startswith("vla-mqar-n8-s42-") for each in (first, second))
+
+
+def test_a_second_trial_has_a_folder_of_its_own(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    options = [word for change in changes for word in ("--set", change)]
-    assert train(tiny, "--quiet", *options).exit_code == 0
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == [name]
+    for change in ("train.lr=1e-3", "train.lr=2e-3"):
+        assert train(tiny, "--quiet", "--set", change).exit_code == 0
+    assert len(list((tmp_path / "runs").iterdir())) == 2
 
 
-def test_default_folder_of_a_task_without_pairs():
-    from varla.cli.train import default_folder
-
-    assert default_folder(from_dict({"task": {"name": "copy", "seq_len": 32}})).name == "vla-copy-t32-s42"
+def test_the_last_line_has_the_last_loss(tiny, tmp_path):
+    many = ["--set", "train.steps=5", "--set", "train.log_every=3", "--set", "train.eval_every=4"]
+    result = train(tiny, "--out", tmp_path / "run", *many)
+    logged = {entry["step"]: entry for entry in Run(tmp_path / "run").metrics()}
+    assert {step for step, entry in logged.items() if "loss" in entry} == {1, 3, 5}
+    lines = {line.split("step ")[1].split("/")[0]: line for line in result.stdout.splitlines() if "step " in line}
+    assert f"loss {logged[5]['loss']:.3f}" in lines["5"]
+    assert "loss" not in lines["4"]
 
 
 def test_without_a_file_the_defaults():
-    from varla.cli.train import read
-
     assert read(None, []) == RunConfig()
     assert read(None, ["task.n=16"]).task == {"name": "mqar", "n": 16}
     assert read(None, ["task.name=copy"]).task == {"name": "copy"}
+    assert read(None, ["task.vocab_size=64"]).task == {"name": "mqar", "n": 8, "vocab_size": 64}
 
 
 def test_existing_run_is_refused(trained, tiny):
@@ -87,6 +109,12 @@ def test_existing_run_is_refused(trained, tiny):
         ("train=3", ["train must hold keys and values"]),
         ("train.steps.x=3", ["is a value, not a group"]),
         ("train.steps", ["key=value"]),
+        (f"seed={2**64}", ["seed must be below 2**63"]),
+        ("model.vocab_size=3", ["model.vocab_size must be at least 128 for this task, got 3"]),
+        ("model.max_len=3", ["model.max_len must be at least 7 for this task, got 3"]),
+        ("model.ffn=100000000000", ["out of memory"]),
+        ("task={1: 2, name: mqar}", ["task must have names as keys, got 1"]),
+        ("layer={1: 2}", ["layer must have names as keys, got 1"]),
     ],
 )
 def test_bad_settings_are_refused_before_anything_is_written(tiny, tmp_path, change, words):
@@ -124,6 +152,13 @@ def test_device_that_is_not_there_is_refused(tiny, tmp_path, monkeypatch):
     assert refused(varla("train", tiny, "--device", "cuda:1"), "CUDA_VISIBLE_DEVICES")
 
 
+@pytest.mark.parametrize("option", ["--out", "--resume"])
+def test_an_empty_name_is_not_the_working_folder(tmp_path, monkeypatch, option):
+    monkeypatch.chdir(tmp_path)
+    assert train(option, "", "--quiet").exit_code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_resume_takes_no_other_settings(trained, tiny):
     for extra in ([tiny], ["--set", "seed=1"], ["--out", trained]):
         assert refused(train("--resume", trained, *extra), "--resume")
@@ -152,7 +187,7 @@ def test_ctrl_c_saves_and_resume_gives_the_numbers_of_an_unbroken_run(tiny, tmp_
     finally:
         process.kill()
     assert process.returncode == 130
-    assert stderr.startswith("error: stopped and saved after step")
+    assert stderr.startswith("stopped and saved after step")
     assert f"varla train --resume {broken}" in stderr
     assert json.loads((broken / "record.json").read_text())["status"] == "interrupted"
     assert train("--resume", broken, "--quiet").exit_code == 0
@@ -160,12 +195,24 @@ def test_ctrl_c_saves_and_resume_gives_the_numbers_of_an_unbroken_run(tiny, tmp_
     assert losses(broken) == losses(whole)
 
 
+def test_a_reader_that_leaves_stops_the_run_as_ctrl_c_does(tiny, tmp_path, monkeypatch):
+    def leave(progress, step, entry):
+        if step == 3:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(Lines, "step", leave)
+    result = train(tiny, "--out", tmp_path / "run")
+    assert (result.exit_code, Run(tmp_path / "run").record()["status"]) == (130, "interrupted")
+    assert f"stopped and saved after step 3; resume with: varla train --resume {tmp_path / 'run'}" in result.stderr
+
+
 def losses(folder):
     return [(entry["step"], entry["loss"], entry.get("eval")) for entry in Run(folder).metrics()]
 
 
 def test_config_file_may_leave_out_the_task(tmp_path):
-    from varla.cli.train import read
-
     path = write(tmp_path / "some.yaml", {"seed": 3})
     assert read(path, ["task.n=4"]).task == {"name": "mqar", "n": 4}
+    path = write(tmp_path / "nameless.yaml", {"task": {"n": 6}})
+    assert read(path, []).task == {"name": "mqar", "n": 6}
+    assert read(path, ["task.name=mqar-zoology"]).task == {"name": "mqar-zoology", "n": 6}

@@ -42,3 +42,13 @@ def test_mistakes_are_one_line(tmp_path):
         assert message in done.stderr.replace("\n", " "), (arguments, done.stderr)
         assert "Traceback" not in done.stderr
         assert not (tmp_path / "run" / "config.yaml").exists()
+
+
+def test_a_reader_that_leaves_ends_the_run_with_a_word(tmp_path, monkeypatch):
+    def leave(*_, **__):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("varla.lm.training.train", leave)
+    done = varla("--set", "data.train=a.txt", "--out", tmp_path / "run")
+    assert done.exit_code == 130
+    assert f"varla train-lm --resume {tmp_path / 'run'}" in done.stderr

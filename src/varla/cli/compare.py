@@ -1,68 +1,90 @@
 """`varla compare`: runs side by side, from their records, and their learning curves."""
 
-import statistics
-from collections.abc import Mapping, Sequence
+import csv
+import io
+import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from varla.cli.output import accuracies, console, draw, say, share, show, table, whole
-from varla.runs.metrics import EVAL, current, eval_metric, is_eval, newest
-from varla.runs.outcomes import FINISHED
+from varla.cli.kinds import find_runs
+from varla.cli.output import console, draw, note, say, show, table
+from varla.cli.rows import WORDS, Row, averages, read_row
+from varla.cli.streams import naming, write
+from varla.runs.metrics import current, is_eval
 
-if TYPE_CHECKING:
-    from varla.training import Run
-
-# Columns before and after those of the evaluations.
-BEFORE = ("mechanism", "task", "seed", "steps")
-AFTER = ("chance", "parameters", "state bytes", "tokens/s", "status")
-WORDS = ("mechanism", "task", "status")  # the other columns hold numbers
+FORMATS = ("table", "csv", "json")
+LAST = ("chance", "parameters", "state bytes", "train tokens", "tokens/s", "status")  # columns behind the measured ones
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs.", metavar="RUN...")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of runs, or of many runs, such as a sweep's.", metavar="RUN...")
+    ],
+    average: Annotated[
+        bool, typer.Option("--average", help="Average runs that differ only in their seed: mean ± standard deviation.")
+    ] = False,
+    form: Annotated[
+        str, typer.Option("--format", help="csv and json: every digit, no curves.", metavar="|".join(FORMATS))
+    ] = FORMATS[0],
     plot: Annotated[
         Path | None, typer.Option(help="Also draw the curves to FILE: .html, .png or .svg.", metavar="FILE")
     ] = None,
     no_plot: Annotated[bool, typer.Option("--no-plot", help="No curves below the table.")] = False,
     metric: Annotated[
-        str | None, typer.Option(help="What to draw: loss, eval, ... Default: the first evaluation logged.")
+        str | None,
+        typer.Option(help="What to draw: loss, eval, ... Default: the first evaluation; loss for language models."),
     ] = None,
 ) -> None:
-    """Compare runs in a table and a plot of their learning curves."""
+    """Compare runs of `train` or of `train-lm` in a table and a plot of their learning curves."""
+    from varla.arguments import check_choice
     from varla.report.series import series
     from varla.report.terminal import text_curves
-    from varla.training import Run
 
-    labels = label(runs)
-    metrics = {name: Run(folder).metrics() for name, folder in zip(labels, runs, strict=True)}
-    rows = [summarise(Run(folder), metrics[name]) for name, folder in zip(labels, runs, strict=True)]
-    names = list(dict.fromkeys(name for row in rows for name in row if name not in (*BEFORE, *AFTER)))
-    headers = (*BEFORE, *names, *AFTER)
-    cells = [[name, *(row.get(header, "") for header in headers)] for name, row in zip(labels, rows, strict=True)]
-    show(table(("run", *headers), cells, right=[each for each in headers if each not in WORDS]))
-    if no_plot and plot is None:
-        return
-    chances = {Run(folder).record().get("chance") for folder in runs}
-    drawn = current(metric) if metric else eval_metric(names[0] if names else EVAL)
-    common = chances.pop() if len(chances) == 1 and is_eval(drawn) else None
+    # Everything that can be refused is, before anything is printed.
+    check_choice("--format", form, FORMATS)
+    if plot is not None:
+        from varla.report.curves import check_target
+
+        check_target(plot)
+    folders = find_runs(runs)
+    rows = [read_row(name, folder) for name, folder in zip(label(folders), folders, strict=True)]
+    check_comparable(rows)
+    if average:
+        rows = averages(rows)
+    drawn = rows[0].metric if metric is None else current(metric)
+    curves = {row.name: row.metrics for row in rows}
     try:
-        found = series(metrics, drawn)
+        found = series(curves, drawn)
     except ValueError as error:
-        if metric or plot:
+        if metric is not None or plot is not None:
             raise
-        say(f"no plot: {error}")  # not an error: runs without metrics yet can be compared, too
-        return
-    if not no_plot:
-        draw(text_curves(found, drawn, common, width=console().width))
+        found, missing = {}, str(error)  # not an error: runs without metrics yet can be compared, too
+    tell = say if form == "table" else note  # csv and json have standard output for themselves
+    if form == "table":
+        columns = ["run", *headers(rows)]
+        cells = [[row.name, *(row.text(column) for column in columns[1:])] for row in rows]
+        show(table(columns, cells, right=[column for column in columns if column not in WORDS]))
+    else:
+        write(as_csv(rows) if form == "csv" else as_json(rows))
+    chances = {row.cells.get("chance") for row in rows}
+    chance = chances.pop() if len(chances) == 1 and is_eval(drawn) else None
     if plot is not None:
         from varla.report.curves import learning_curves, save
 
-        say(f"plot     {save(learning_curves(metrics, drawn, common), plot)}")
-    for each in labels:
-        if each not in found:
-            say(f"not drawn: {each} has not logged {drawn}")
+        with naming(plot):
+            tell(f"plot     {save(learning_curves(curves, drawn, chance), plot)}")
+    if form == "table" and not no_plot:
+        if not found:
+            say(f"no plot: {missing}")
+            return
+        draw(text_curves(found, drawn, chance, width=console().width))
+    if found and (plot is not None or not no_plot):
+        for row in rows:
+            if row.name not in found:
+                tell(f"not drawn: {row.name} has not logged {drawn}")
 
 
 def label(folders: Sequence[Path]) -> list[str]:
@@ -74,21 +96,33 @@ def label(folders: Sequence[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
 
 
-def summarise(run: "Run", metrics: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """A run's cells by column. The metrics are newer than the record while it runs, and after a kill."""
-    config, record, latest = run.config(), run.record(), newest(metrics)
-    speeds = [entry["tokens/s"] for entry in metrics if "tokens/s" in entry]
-    task = dict(config.task)
-    name = task.pop("name", "")
-    return {
-        "mechanism": config.mechanism,
-        "task": " ".join([str(name), *(f"{key}={value}" for key, value in task.items())]),
-        "seed": str(config.seed),
-        "steps": whole(record.get("steps") if record.get("status") == FINISHED else latest.get("step", 0)),
-        **{name: share(value) for name, value in accuracies(latest).items()},
-        "chance": share(record.get("chance")),
-        "parameters": whole(record.get("parameters")),
-        "state bytes": whole(record.get("state bytes")),
-        "tokens/s": whole(statistics.median(speeds) if speeds else None),
-        "status": record.get("status", "no record"),
-    }
+def check_comparable(rows: Sequence[Row]) -> None:
+    """Refuse runs of both commands: an accuracy on a task and a loss on text have nothing in common."""
+    for row in rows:
+        if row.kind != rows[0].kind:
+            raise ValueError(
+                f"{rows[0].name} is a run of `varla {rows[0].kind}`, {row.name} of `varla {row.kind}`: "
+                "compare them separately"
+            )
+
+
+def headers(rows: Sequence[Row]) -> list[str]:
+    """All columns. What is measured stands together, though a run may lack some of it."""
+    columns = list(dict.fromkeys(column for row in rows for column in row.cells))
+    return sorted(columns, key=lambda column: column in LAST)  # stable: otherwise in their own order
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """A line per run below the names of the columns."""
+    records = [row.record() for row in rows]
+    text = io.StringIO()
+    columns = list(dict.fromkeys(column for record in records for column in record))
+    lines = csv.DictWriter(text, columns, lineterminator="\n")
+    lines.writeheader()
+    lines.writerows(records)
+    return text.getvalue()
+
+
+def as_json(rows: Sequence[Row]) -> str:
+    """A list with an object per run."""
+    return json.dumps([row.record() for row in rows], indent=2) + "\n"

@@ -5,11 +5,14 @@ from typing import Annotated
 
 import typer
 
+from varla.cli.options import place
 from varla.cli.output import say, show, table
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the runs, the picture and the page.")] = Path("runs/demo"),
+    out: Annotated[
+        Path, typer.Option(help="Folder for the runs, the picture and the page.", metavar="FOLDER", parser=place)
+    ] = Path("runs/demo"),
     steps: Annotated[int, typer.Option(min=1, help="Training steps of each mechanism.")] = 1000,
     seed: Annotated[int, typer.Option(help="Seed of weights and data.")] = 42,
 ) -> None:

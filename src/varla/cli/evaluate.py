@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from varla.cli.options import Device, Settings, choose_device
+from varla.cli.kinds import LAB, check_kind
+from varla.cli.options import Device, TaskSettings, choose_device
 from varla.cli.output import say
 from varla.cli.train import report
 
@@ -19,7 +20,7 @@ CHANGEABLE = ("train.eval_batches", "train.eval_batch_size", "seed")
 
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Folder of the run.", metavar="RUN")],
-    settings: Settings = None,
+    settings: TaskSettings = None,
     device: Device = None,
 ) -> None:
     """Evaluate a run's newest checkpoint, on its own task or a changed one."""
@@ -29,6 +30,7 @@ def evaluate(
     from varla.training import checkpoint
 
     chosen = torch.device(choose_device(device))
+    check_kind(run, LAB, f"score it with `varla score {run / 'model'} TEXT` or `varla harness {run / 'model'}`")
     config = training.Run(run).config()
     changed = change(config, settings or ())
     found = checkpoint.latest(training.Run(run).checkpoints)

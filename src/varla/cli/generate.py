@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from varla.cli.kinds import LM, check_kind
 from varla.cli.options import Device, Model, choose_device
+from varla.cli.output import note
+from varla.cli.reading import reading
+from varla.cli.streams import naming, write
+from varla.runs.outcomes import Interrupted, Stop
 
 if TYPE_CHECKING:
     from varla.models import VarlaForCausalLM
+    from varla.session import Session
 
 STDIN = "-"
 
@@ -60,17 +66,42 @@ def generate(
             session.feed_text(texts)
             if session.position == before:
                 raise ValueError("the prompt is empty: there is nothing to continue")
-    for text in session.generate_text(tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed):
-        typer.echo(text, nl=False)
-    if sys.stdout.isatty():
-        typer.echo()
+    pieces = session.generate_text(tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    try:
+        stopped = _print(pieces)
+    except OSError:  # `| head` or a full disk ends the text early: the state is saved all the same
+        if save_state is not None:
+            _save(session, save_state)
+            note(f"the text cannot be written any further; the state after token {session.position} is in {save_state}")
+        raise
     if save_state is not None:
-        session.save(save_state)
+        _save(session, save_state)
+    if stopped:
+        saved = "" if save_state is None else f"; the state is in {save_state}"
+        raise Interrupted(f"stopped after token {session.position}{saved}")
+
+
+def _save(session: "Session", file: Path) -> None:
+    with naming(file):
+        session.save(file)
+
+
+def _print(pieces: Iterator[str]) -> bool:
+    """Print the text as it comes. Returns whether Ctrl-C ended it; that lets the current token finish."""
+    with Stop() as stop:
+        for text in pieces:
+            write(text)
+            if stop.wanted:
+                break
+    if sys.stdout.isatty():
+        write("\n")
+    return stop.wanted
 
 
 def load(folder: Path, device: str | None) -> "tuple[VarlaForCausalLM, Any]":
     """(model, tokenizer) on the device asked for, or on a GPU where there is one."""
     chosen = choose_device(device)
+    check_kind(folder, LM, f"it holds no language model; evaluate it with `varla eval {folder}`")
     from transformers.utils import logging
 
     from varla.lm.folder import load_folder
@@ -96,15 +127,16 @@ def _check_sources(source: str | None, prompt: str | None, prompt_file: Path | N
 @contextmanager
 def _prompt(source: str | None, prompt: str | None, file: Path | None) -> Iterator[Iterator[str] | None]:
     """The prompt in pieces; None if there is none. A file is open meanwhile."""
-    from varla.session.text import read_utf8
-
     if prompt is not None:
         yield iter([prompt])
     elif source == STDIN or file == Path(STDIN):
-        yield read_utf8(sys.stdin.buffer, "standard input")
+        if sys.stdin is None or sys.stdin.closed:
+            raise ValueError("standard input is closed: there is no prompt to read")
+        with reading("standard input", sys.stdin.buffer) as texts:
+            yield texts
     elif file is not None:
-        with open_text(file) as opened:
-            yield read_utf8(opened, str(file))
+        with open_text(file) as opened, reading(str(file), opened) as texts:
+            yield texts
     else:
         yield None
 

@@ -114,9 +114,11 @@ def show_task(
     """Describe a task and show one sequence of it."""
     import torch
 
+    from varla.arguments import check_count
     from varla.tasks import make
     from varla.training import override
 
+    check_count("--seed", seed, least=-(2**63))
     options: dict[str, Any] = {"name": name, "n": n, "seq_len": seq_len, "vocab_size": vocab_size}
     given = {key: value for key, value in options.items() if value is not None}
     changed = override({}, changes or ())

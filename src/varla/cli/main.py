@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from varla import __version__
 from varla.cli import compare, demo, evaluate, generate, harness, listings, score, sweep, train, train_lm
@@ -20,7 +21,7 @@ app = typer.Typer(
 
 
 def _add(command: Callable[..., None], *examples: str, name: str | None = None) -> None:
-    app.command(name, epilog="\n\n".join(f"Example: {each}" for each in examples))(command)
+    app.command(name, epilog="\n\n".join(f"Example: {escape(each)}" for each in examples))(command)
 
 
 # The commands, in the order of the help, with examples of their use.
@@ -31,16 +32,23 @@ app.add_typer(listings.tasks_group, name="tasks")
 _add(
     train.train,
     "varla train --set mechanism=deltanet --set task.n=16",
+    "varla train --show-config > config.yaml",
     "varla train config.yaml --out runs/first",
     "varla train --resume runs/first",
 )
 _add(evaluate.evaluate, "varla eval runs/first --set task.n=4", name="eval")
-_add(compare.compare, "varla compare runs/first runs/second", "varla compare runs/sweep/* --plot curves.html")
-_add(sweep.sweep, "varla sweep grid.yaml --out runs/sweep --jobs 4")
+_add(
+    compare.compare,
+    "varla compare runs/first runs/second",
+    "varla compare runs/sweep --average --plot curves.html",
+    "varla compare runs/sweep --format csv > runs.csv",
+)
+_add(sweep.sweep, "varla sweep grid.yaml --out runs/sweep --jobs 4", *sweep.EXAMPLE)
 _add(demo.demo, "varla demo --out runs/demo")
 _add(
     train_lm.train_lm,
     "varla train-lm --set data.train=book.txt --set model.preset=5m --out runs/book",
+    "varla train-lm --show-config > config.yaml",
     "varla train-lm config.yaml --out runs/first",
     "varla train-lm --resume runs/first",
     "torchrun --nproc-per-node 2 -m varla train-lm config.yaml --out runs/first",
@@ -78,6 +86,8 @@ def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
-    traceback: Annotated[bool, typer.Option("--traceback", help="Show the traceback of an error.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", "--traceback", envvar="VARLA_DEBUG", help="Show the traceback of an error.")
+    ] = False,
 ) -> None:
     """Variational Linear Attention: train and compare constant-memory sequence mixers."""

@@ -2,22 +2,37 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 DEVICES = ("cpu", "cuda")
 
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting by its path: train.lr=1e-3. May be repeated."),
+
+def place(text: str) -> Path:
+    """The path that an option gives. An empty one, as of a variable that is not set, would be the working folder."""
+    if not text:
+        raise typer.BadParameter("the name is empty")
+    return Path(text)
+
+
+def _settings(example: str) -> Any:
+    return typer.Option("--set", metavar="KEY=VALUE", help=f"Change a setting by its path: {example}. May be repeated.")
+
+
+Settings = Annotated[list[str] | None, _settings("train.lr=1e-3")]
+LMSettings = Annotated[list[str] | None, _settings("train.learning_rate=1e-3")]
+TaskSettings = Annotated[list[str] | None, _settings("task.n=4")]  # of a trained model, only the task can change
+ShowConfig = Annotated[
+    bool, typer.Option("--show-config", help="Print every setting with its value and meaning, as YAML, and exit.")
 ]
 Config = Annotated[
     Path | None, typer.Argument(help="Settings as YAML. Missing ones have their defaults.", metavar="CONFIG")
 ]
 Model = Annotated[Path, typer.Argument(help="Folder of a model, with its tokenizer.", metavar="MODEL")]
 Resume = Annotated[
-    Path | None, typer.Option(help="Resume the run in this folder from its newest checkpoint.", metavar="FOLDER")
+    Path | None,
+    typer.Option(help="Resume the run in this folder from its newest checkpoint.", metavar="FOLDER", parser=place),
 ]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda. Default: a GPU if there is one.", metavar="cpu|cuda")]
 

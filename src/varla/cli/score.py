@@ -9,6 +9,7 @@ import typer
 from varla.cli.generate import load, open_text
 from varla.cli.options import Device, Model
 from varla.cli.output import say, show, table
+from varla.cli.reading import reading
 
 T = TypeVar("T")
 ALL = "all"
@@ -33,12 +34,12 @@ def score(
     Every window is read from an empty state; its first token is given, all others are predicted.
     """
     contexts = [_context(each) for each in context or DEFAULT]
-    with open_text(file) as opened:
+    with open_text(file) as opened, reading(str(file), opened) as pieces:
         found, tokenizer = load(model, device)
         from varla.lm.streaming import score_stream
-        from varla.session.text import encode, read_utf8
+        from varla.session.text import encode
 
-        texts = Counted(read_utf8(opened, str(file)), lambda text: len(text.encode()))
+        texts = Counted(pieces, lambda text: len(text.encode()))
         tokens = Counted(encode(texts, tokenizer), len)
         scores = score_stream(found, tokens, contexts, lambda: texts.total)
     rows = [

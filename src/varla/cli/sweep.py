@@ -7,21 +7,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.live import Live
-from rich.table import Table
 
-from varla.cli.options import Device, check_device
-from varla.cli.output import accuracies, complain, console, say, share, show, table
+from varla.cli.options import Device, check_device, place
+from varla.cli.output import Grid, accuracies, complain, console, say, share, show, table
 from varla.runs.outcomes import EXIT_CODES, FAILED, RUNNING, WAITING
 
 if TYPE_CHECKING:
     from varla.training.sweep import Job
 
+# A grid, for the help.
+EXAMPLE = (
+    'echo "{grid: {mechanism: [vla, linear], task.n: [8, 16], seed: [1, 2]}}" > grid.yaml',
+    'echo "{base: {train: {steps: 1000}}, grid: {train.lr: [1e-3, 3e-4]}}" > grid.yaml',
+)
+
 
 def sweep(
     grid: Annotated[
-        Path, typer.Argument(help="YAML with base: (a run's settings) and grid: (keys with lists).", metavar="GRID")
+        Path,
+        typer.Argument(
+            help="YAML with grid: (keys, each with a list of values) and perhaps base: (settings that all runs share).",
+            metavar="GRID",
+        ),
     ],
-    out: Annotated[Path | None, typer.Option(help="Folder of the runs. Default: runs/GRID.", metavar="FOLDER")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the runs. Default: runs/GRID.", metavar="FOLDER", parser=place)
+    ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Runs at a time. Default: one per GPU, or one per core.", metavar="N")
     ] = None,
@@ -76,7 +87,7 @@ class Lines:
             self.seen[job.name] = now
 
 
-def fitting_board(jobs: Sequence["Job"], height: int) -> Table:
+def fitting_board(jobs: Sequence["Job"], height: int) -> Grid:
     """All jobs as a table; if they are more than fit, those that run or failed."""
     room = max(1, height - 6)
     shown = list(jobs) if len(jobs) <= room else [job for job in jobs if job.state in (RUNNING, FAILED)]
@@ -89,7 +100,7 @@ def counts(jobs: Sequence["Job"]) -> str:
     return f"{len(jobs)} runs: " + ", ".join(f"{states.count(each)} {each}" for each in dict.fromkeys(states))
 
 
-def board(jobs: Sequence["Job"], title: str) -> Table:
+def board(jobs: Sequence["Job"], title: str) -> Grid:
     """The jobs as a table."""
     headers = ("run", "state", "step", "loss", "accuracy", "note")
     return table(headers, [row(job, job.latest()) for job in jobs], right=("step", "loss"), title=title)

@@ -212,15 +212,16 @@ def load_texts(settings: LMSettings, tokenizer: Any, folder: Path) -> tuple[Corp
     if not isinstance(data.validation, float):
         found: tuple[Corpus, Corpus | None] = whole, corpus(data.validation, tokenizer, folder)
     elif data.validation > 0:
-        found = whole.split(data.validation)
+        # At least one row: a hundredth of a short book is less. At most half, so that the error names both parts.
+        found = whole.split(max(data.validation, min(0.5, data.context / len(whole))))
     else:
         found = whole, None
     for name, each in zip(("data.train", "data.validation"), found, strict=True):
         if each is not None and len(each) < data.context:
-            share = isinstance(data.validation, float) and name == "data.validation"
-            hint = f": it is {data.validation:g} of {len(whole)}; 0.0 for none" if share else ""
+            hint = ", or data.validation=0.0 for none" if isinstance(data.validation, float) and data.validation else ""
             raise ValueError(
-                f"{name} has {len(each)} tokens, not enough for one row of {data.context} (data.context){hint}"
+                f"{name} has {len(each)} tokens, not enough for one row of {data.context}: set a smaller "
+                f"data.context{hint}"
             )
     return found
 

@@ -30,13 +30,26 @@ def learning_curves(
     return chart
 
 
+def check_target(path: str | Path) -> None:
+    """Raise a ValueError unless a chart can be written there: the ending is known, and nothing is in the way."""
+    path = Path(path)
+    if path.suffix.lower() not in FORMATS:
+        raise ValueError(f"a plot is written as {', '.join(FORMATS)}, got {path.name!r}")
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: a plot is a file")
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if not above.is_dir():
+        raise ValueError(f"{path} cannot be written: {above} is not a folder")
+    if not os.access(above, os.W_OK):
+        raise ValueError(f"{path} cannot be written: {above} does not allow it")
+
+
 def save(chart: alt.TopLevelMixin, path: str | Path) -> Path:
     """Write a chart as .html (with its scripts inside), .png or .svg: aside, then renamed, so that it is whole."""
     path = Path(path)
-    kind = path.suffix.lower()
-    if kind not in FORMATS:
-        raise ValueError(f"a plot is written as {', '.join(FORMATS)}, got {path.name!r}")
+    check_target(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    kind = path.suffix.lower()
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         chart.save(str(aside), format=kind[1:], **FORMATS[kind])
@@ -52,8 +65,8 @@ def lines(points: list[dict[str, Any]], labels: list[str], x: str, y: str, scale
     def look(choices: Sequence[Any]) -> alt.Scale:
         return alt.Scale(domain=labels, range=[choices[i % len(choices)] for i in range(len(labels))])
 
-    # Colour and shape share a legend. Dashes are left out of it, where they would make symbols hard to read.
-    legend = alt.Legend(title=None, labelLimit=400)
+    # Colour and shape share a legend, with every name in full. Dashes would make its symbols hard to read.
+    legend = alt.Legend(title=None, labelLimit=0)
     chart: alt.Chart = (
         alt.Chart(alt.InlineData(values=points))
         .mark_line(point=alt.OverlayMarkDef(size=55, filled=True, opacity=1), strokeWidth=2)

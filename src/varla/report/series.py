@@ -18,13 +18,18 @@ def series(runs: Mapping[str, Sequence[Mapping[str, Any]]], metric: str) -> Seri
     `runs` maps a run's label to its metrics, as `Run.metrics()` gives them. If no run has a value, a ValueError.
     """
     found = {
-        label: [(entry["step"], entry[metric]) for entry in entries if metric in entry and math.isfinite(entry[metric])]
+        label: [(entry["step"], entry[metric]) for entry in entries if _is_number(entry.get(metric))]
         for label, entries in runs.items()
+        if metric != "step"
     }
     if not any(found.values()):
         logged = sorted({key for entries in runs.values() for entry in entries for key in entry} - {"step"})
         raise ValueError(f"no run has logged {metric!r} (logged: {', '.join(logged) or 'nothing yet'})")
     return {label: points for label, points in found.items() if points}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def is_accuracy(metric: str) -> bool:

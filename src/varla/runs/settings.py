@@ -11,15 +11,18 @@ from typing import Any, TypeVar
 import yaml
 
 from varla.arguments import refuse_unknown
+from varla.runs.safe_yaml import SIZE, parse
 
 Settings = TypeVar("Settings")
 
 
 def load(path: str | Path) -> dict[str, Any]:
     """The dictionary in a YAML file. Errors name the file."""
+    with Path(path).open("rb") as file:
+        content = file.read(SIZE + 1)  # not all of it: it may be a device that never ends
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        values = parse(content.decode("utf-8-sig"))
+    except ValueError as error:
         raise ValueError(f"{path} is not valid YAML: {error}") from error
     if values is None:
         return {}
@@ -43,13 +46,16 @@ def override(values: Mapping[str, Any], assignments: Iterable[str]) -> dict[str,
         *path, last = key.strip().split(".")
         place = result
         for part in path:
-            place = place.setdefault(part, {})
+            if place.get(part) is None:  # an empty group in a file
+                place[part] = {}
+            place = place[part]
             if not isinstance(place, dict):
                 raise ValueError(f"--set {assignment}: {part!r} is a value, not a group of keys")
         try:
-            place[last] = _numbers(yaml.safe_load(text))
-        except yaml.YAMLError as error:
-            raise ValueError(f"--set {assignment}: {text!r} is not valid YAML") from error
+            place[last] = _numbers(parse(text))
+        except ValueError as error:
+            shown = assignment if len(assignment) <= 80 else f"{assignment[:80]}..."
+            raise ValueError(f"--set {shown}: the value is not valid YAML: {error}") from error
     return result
 
 
@@ -61,6 +67,8 @@ def read(kind: type[Settings], values: Mapping[str, Any], path: str = "") -> Set
     for key, value in values.items():
         refuse_unknown("key", f"{path}{key}", [f"{path}{name}" for name in known])
         hint = hints[key]
+        if value is None and (dataclasses.is_dataclass(hint) or (typing.get_origin(hint) or hint) is Mapping):
+            continue  # `train:` with nothing below it: the defaults
         if dataclasses.is_dataclass(hint):
             if not isinstance(value, Mapping):
                 raise TypeError(f"{path}{key} must hold keys and values, got {value!r}")
@@ -97,6 +105,8 @@ def _typed(path: str, value: Any, hint: Any) -> Any:
     elif float in allowed and isinstance(value, int) and int not in allowed:
         return _float(path, value)
     elif any(isinstance(value, kind) for kind in allowed):
+        if isinstance(value, Mapping) and (wrong := [key for key in value if not isinstance(key, str)]):
+            raise TypeError(f"{path} must have names as keys, got {wrong[0]!r}")
         return value
     if allowed == (Mapping,):
         raise TypeError(f"{path} must hold keys and values, got {value!r}")

@@ -60,6 +60,10 @@ class RunConfig:
     layer: Mapping[str, Any] = field(default_factory=dict)
     train: TrainConfig = field(default_factory=TrainConfig)
 
+    def __post_init__(self) -> None:
+        """Check the seed. Other values are checked by what they are for."""
+        check_count("seed", self.seed, least=-(2**63))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain dictionaries, as YAML and JSON hold them; `from_dict` reads them back to an equal value."""
         return asdict(self)
@@ -71,9 +75,11 @@ def from_dict(values: Mapping[str, Any]) -> RunConfig:
 
 
 def complete(values: Mapping[str, Any], changed: Iterable[str]) -> dict[str, Any]:
-    """Fill in the default task, unless the settings or the changed keys choose a task.
+    """Fill in the default task, unless the settings or the changed keys name one.
 
     Without this, `task.n=16` alone would replace the default task by one without a name.
     """
-    own_task = "task" in values or "task.name" in changed
-    return dict(values) if own_task else {**values, "task": dict(RunConfig().task)}
+    task = values.get("task")
+    if "task.name" in changed or (task is not None and (not isinstance(task, Mapping) or "name" in task)):
+        return dict(values)
+    return {**values, "task": {**RunConfig().task, **(task or {})}}

@@ -39,7 +39,11 @@ def build_model(config: RunConfig) -> Backbone:
     task = build_task(config)
     longest = max(each.seq_len for each in (task, *task.evaluations().values()))
     sizes = {"vocab_size": task.vocab_size, "max_len": longest, **renamed(config.model, SHORT_NAMES)}
-    return Backbone(backbone_config(config.preset, config.mechanism, layer=config.layer, **sizes), seed=config.seed)
+    made = backbone_config(config.preset, config.mechanism, layer=config.layer, **sizes)
+    for name, least in (("vocab_size", task.vocab_size), ("max_len", longest if made.positions == "learned" else 1)):
+        if getattr(made, name) < least:
+            raise ValueError(f"model.{name} must be at least {least} for this task, got {getattr(made, name)}")
+    return Backbone(made, seed=config.seed)
 
 
 def score(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -238,7 +242,7 @@ class _Trainer:
         started = time.perf_counter()
         t = self.config.train
         last = step + 1 == t.steps
-        logging = (step + 1) % t.log_every == 0 or step == 0
+        logging = (step + 1) % t.log_every == 0 or step == 0 or last
         evaluating = (step + 1) % t.eval_every == 0 or last
         saving = (step + 1) % t.checkpoint_every == 0
         made = update(step, look=logging or evaluating or saving)

@@ -26,18 +26,16 @@ class Lines(Progress):
     def begin(self, title: str, step: int, steps: int) -> None:
         """Start the clock."""
         self.title, self.steps, self.first, self.started, self.tenth = title, steps, step, time.monotonic(), -1
-        self.latest: dict[str, Any] = {}
 
     def step(self, step: int, entry: dict[str, Any] | None) -> None:
-        """Print a line if a tenth is done."""
-        self.latest.update(entry or {})
+        """Print a line if a tenth is done: what was logged at this step, not before."""
         tenth = 10 * step // self.steps
         if entry is None or tenth == self.tenth:
             return
         self.tenth = tenth
         passed = time.monotonic() - self.started
         left = passed / max(1, step - self.first) * (self.steps - step)
-        print(f"{self.title}  step {step}/{self.steps}  {summary(self.latest)}  {left:.0f} s left", flush=True)
+        print(f"{self.title}  step {step}/{self.steps}  {summary(entry)}  {left:.0f} s left", flush=True)
 
 
 class Bar(Progress):

@@ -24,7 +24,7 @@ import torch
 
 from varla.arguments import refuse_unknown
 from varla.backbone import backbone_config
-from varla.layers import MECHANISMS
+from varla.layers import MECHANISMS, build
 from varla.runs.metrics import newest
 from varla.runs.outcomes import (
     DIVERGED,
@@ -82,6 +82,8 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     if not isinstance(grid, dict) or not grid:
         raise ValueError(f"{path} needs a grid: keys, each with a list of values, such as `seed: [1, 2, 3]`")
     for key, choices in grid.items():
+        if not isinstance(key, str):
+            raise TypeError(f"grid in {path} must have names as keys, got {key!r}")
         if not isinstance(choices, list) or not choices:
             raise TypeError(f"grid.{key} in {path} must be a list of at least one value, got {choices!r}")
         if repeated := [x for i, x in enumerate(choices) if x in choices[:i]]:
@@ -210,7 +212,9 @@ def _check(config: RunConfig) -> None:
     """Find mistakes that show without building the model."""
     build_task(config)
     refuse_unknown("mechanism", config.mechanism, MECHANISMS)
-    backbone_config(config.preset, config.mechanism, layer=config.layer, **config.model)
+    made = backbone_config(config.preset, config.mechanism, layer=config.layer, **config.model)
+    with torch.device("meta"):  # checks the layer's options; nothing is allocated
+        build(config.mechanism, d_model=made.d_model, n_heads=made.n_heads, **made.layer)
 
 
 def _settle(job: Job, code: int, *, stopping: bool) -> None:

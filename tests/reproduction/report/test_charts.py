@@ -1,6 +1,12 @@
 """Figures as charts: told apart without colour, spreads shown, and what cannot be drawn is counted."""
 
+import io
+import re
+from dataclasses import replace
+
 import pytest
+import vl_convert
+from PIL import Image
 
 from reproduction.claims import Figure
 from reproduction.records import Results
@@ -110,3 +116,22 @@ def test_the_script_does_not_end_the_element_it_stands_in():
     script = charts.script()
     assert "vegaEmbed" in script
     assert "</script" not in script
+
+
+def test_the_spread_is_named_as_the_item_declares_it():
+    assert charts.look(replace(RECALL, spread="95% interval of the mean")).endswith("bars: 95% interval of the mean")
+    assert charts.stamp(replace(RECALL, spread="other")) != charts.stamp(RECALL)
+
+
+@pytest.mark.parametrize("length", [5, 20, 40, 70])
+def test_a_legend_is_inside_its_picture(length):
+    names = [f"{'m' if i % 2 else 'x'}{'abcde' * 20}"[:length] for i in range(6)]
+    points = [{"x": x, "y": x, "series": name, "source": "ours"} for name in names for x in (1, 2)]
+    picture = charts.svg(replace(RECALL, points=points))
+    assert all(name in picture for name in names)
+    width = int(re.search(r'width="(\d+)"', picture)[1])
+    wider = re.sub(r' width="\d+"', f' width="{width + 500}"', picture, count=1)
+    wider = re.sub(r'viewBox="0 0 \d+', f'viewBox="0 0 {width + 500}', wider, count=1)
+    beyond = Image.open(io.BytesIO(vl_convert.svg_to_png(wider))).convert("RGBA")
+    beyond = beyond.crop((width, 0, width + 500, beyond.height))
+    assert {colour for _, colour in beyond.getcolors()} <= {(0, 0, 0, 0), (255, 255, 255, 255)}
