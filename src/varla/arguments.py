@@ -1,7 +1,7 @@
 """Checks of plain arguments, for the whole package. Each error names the argument, its value and what is allowed."""
 
 import difflib
-import math
+import sys
 from collections.abc import Iterable
 
 
@@ -25,14 +25,19 @@ def check_number(
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be finite, got {value!r}")
+    if not -sys.float_info.max <= value <= sys.float_info.max:  # NaN, or beyond what a float can hold
+        raise ValueError(f"{name} must be finite, got {_short(value)}")
     if above is not None and not value > above:
         raise ValueError(f"{name} must be greater than {above:g}, got {value!r}")
     if least is not None and not value >= least:
         raise ValueError(f"{name} must be at least {least:g}, got {value!r}")
     if below is not None and not value < below:
         raise ValueError(f"{name} must be below {below:g}, got {value!r}")
+
+
+def _short(value: float) -> str:
+    """The value, but only the size of an integer that has very many digits."""
+    return f"an integer of {value.bit_length()} bits" if isinstance(value, int) and abs(value) > 10**40 else repr(value)
 
 
 def check_count(name: str, value: object, *, least: int = 1, because: str = "", none_means: str | None = None) -> None:
@@ -49,7 +54,7 @@ def check_count(name: str, value: object, *, least: int = 1, because: str = "", 
         reason = f" ({because})" if because else ""
         raise ValueError(f"{name} must be at least {least}{reason}{other}, got {value!r}")
     if value >= 2**63:
-        raise ValueError(f"{name} must be below 2**63, the limit of PyTorch's integers, got {value!r}")
+        raise ValueError(f"{name} must be below 2**63, the limit of PyTorch's integers, got {_short(value)}")
 
 
 def check_flag(name: str, value: object) -> None:
@@ -58,8 +63,10 @@ def check_flag(name: str, value: object) -> None:
         raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
-def refuse_unknown(what: str, name: object, allowed: Iterable[str], *, where: str = "") -> None:
-    """Raise unless `name` is allowed. The error suggests the nearest allowed name and lists all of them."""
+def refuse_unknown(
+    what: str, name: object, allowed: Iterable[str], *, where: str = "", error: type[Exception] = ValueError
+) -> None:
+    """Raise `error` unless `name` is allowed. It suggests the nearest allowed name and lists all of them."""
     words = list(allowed)
     if not isinstance(name, str):
         raise TypeError(f"{what} must be a string, got {name!r} ({type(name).__name__})")
@@ -69,4 +76,4 @@ def refuse_unknown(what: str, name: object, allowed: Iterable[str], *, where: st
     folded = {word.lower().replace("_", "-"): word for word in words}
     near = difflib.get_close_matches(name.lower().replace("_", "-"), folded, n=1)
     hint = f"; did you mean {folded[near[0]]!r}?" if near else ""
-    raise ValueError(f"unknown {what} {name!r}{where}{hint} (allowed: {', '.join(words)})")
+    raise error(f"unknown {what} {name!r}{where}{hint} (allowed: {', '.join(words)})")

@@ -45,8 +45,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, record: Reco
     """
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     causal = mask is None and q.shape[2] != 1
+    if record is None and causal:  # a constant: where the length is traced, `causal` is no plain bool
+        return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
     if record is None:
-        return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal).transpose(1, 2)
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
     # PyTorch's SDPA does not return its weights. The output has to come from these, so that gradients reach them.
     if causal:
         mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()

@@ -26,12 +26,12 @@ class VarlaCache(Cache):  # type: ignore[misc]
     token: what follows padding is predicted from it.
     """
 
-    def __init__(self, config: VarlaConfig):
-        """An empty cache for models of this configuration."""
+    def __init__(self, config: VarlaConfig, made_for: Signature | None = None):
+        """An empty cache for models of this configuration. `made_for`: its `signature`, if that is known already."""
         if not isinstance(config, VarlaConfig):
             raise TypeError(f"config must be a VarlaConfig, got {type(config).__name__}")
         super().__init__(layers=[])  # see the property `layers`
-        self.made_for = signature(config)
+        self.made_for = signature(config) if made_for is None else made_for
         self.state: ModelState | None = None
         self.last: Tensor | None = None
         self.tokens = 0

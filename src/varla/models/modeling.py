@@ -99,7 +99,7 @@ class VarlaModel(VarlaPreTrainedModel):
         if use_cache is None:
             use_cache = cache is not None or (self.config.use_cache and not self.training)
         if cache is None and use_cache:
-            cache = VarlaCache(self.config)
+            cache = VarlaCache(self.config, self.signature)
         output_hidden_states = (
             self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         )
