@@ -32,10 +32,18 @@ def tokens(B, T, seed=1):
     return torch.randint(VOCABULARY, (B, T), generator=torch.Generator().manual_seed(seed))
 
 
+SIDES = ("left", "right", "within")
+
+
 def padded(lengths, side, seed=1):
     """(input_ids, attention_mask) with rows of these lengths; what stands in the padding is random, too."""
     T = max(lengths)
-    mask = torch.tensor([[0] * (T - n) + [1] * n if side == "left" else [1] * n + [0] * (T - n) for n in lengths])
+    before = {"left": lambda n: T - n, "right": lambda n: 0, "within": lambda n: (T - n) // 2}[side]
+    mask = torch.zeros(len(lengths), T, dtype=torch.int64)
+    for row, n in zip(mask, lengths, strict=True):
+        row[before(n) : before(n) + n] = 1
+        if side == "within" and n > 2 and n < T:  # a hole, too
+            row[before(n) + 1], row[before(n) + n] = 0, 1
     return tokens(len(lengths), T, seed), mask
 
 

@@ -7,9 +7,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_MAPPING_NAMES,
+)
 
-from tests.models.cases import KINDS, model, tokens
-from varla.models import VarlaForCausalLM, VarlaModel
+from tests.models.cases import KINDS, VOCABULARY, model, tokens
+from varla.models import VarlaConfig, VarlaForCausalLM, VarlaModel
 
 
 def same(got, wanted):
@@ -51,10 +57,63 @@ def test_in_another_type_and_in_shards(tmp_path):
 
 
 def test_loading_information_is_there_for_who_asks(tmp_path):
-    model().save_pretrained(tmp_path)
+    """It says what is missing: no error then."""
+    net = model(tie_word_embeddings=False)
+    net.save_pretrained(tmp_path)
     found, info = VarlaForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert isinstance(found, VarlaForCausalLM)
     assert not info["missing_keys"]
+    net.model.save_pretrained(tmp_path)
+    found, info = VarlaForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert set(info["missing_keys"]) == {"lm_head.weight"}
+    same(found.model.state_dict(), net.model.state_dict())
+
+
+@pytest.mark.parametrize("kept", ["model.embed_tokens.weight", "lm_head.weight"])
+def test_one_of_the_tied_weights_in_the_file_is_enough(kept, tmp_path):
+    net = model("hybrid")
+    net.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    tensors[kept] = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors, path, {"format": "pt"})
+    found = VarlaForCausalLM.from_pretrained(tmp_path)
+    same(found.state_dict(), net.state_dict())
+    assert found.lm_head.weight is found.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_with_more_tokens_and_from_the_base_model(tied, tmp_path):
+    net, ids = model("hybrid", tie_word_embeddings=tied), tokens(2, 9)
+    net.resize_token_embeddings(VOCABULARY + 6)
+    net.save_pretrained(tmp_path / "whole")
+    found = VarlaForCausalLM.from_pretrained(tmp_path / "whole")
+    assert torch.equal(found(ids + 6).logits, net(ids + 6).logits)
+    assert (found.lm_head.weight is found.model.embed_tokens.weight) == tied
+    net.model.save_pretrained(tmp_path / "base")  # without the head, which a tied one does not need
+    if tied:
+        same(VarlaForCausalLM.from_pretrained(tmp_path / "base").state_dict(), net.state_dict())
+    else:
+        with pytest.raises(ValueError, match=r"1 are missing, 'lm_head\.weight' among them"):
+            VarlaForCausalLM.from_pretrained(tmp_path / "base")
+
+
+def test_a_folder_says_what_to_import(tmp_path):
+    net = model()
+    net.save_pretrained(tmp_path)
+    readme = tmp_path / "README.md"
+    assert "import varla.models" in readme.read_text()
+    assert readme.read_text().startswith("---\nlibrary_name: varla\n")
+    readme.write_text("mine")
+    net.save_pretrained(tmp_path)
+    assert readme.read_text() == "mine"
+
+
+def test_generic_code_finds_the_classes_by_name():
+    assert MODEL_MAPPING_NAMES["varla"] == "VarlaModel"
+    assert MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["varla"] == "VarlaForCausalLM"
+    assert MODEL_FOR_CAUSAL_LM_MAPPING[VarlaConfig] is VarlaForCausalLM
+    assert "varla" not in CONFIG_MAPPING_NAMES  # else transformers would look for the module in its own package
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import torch
 from transformers import BatchEncoding
 
 from tests.models.cases import model, tokens
+from varla.models import VarlaCache
 
 IDS = tokens(2, 9)
 EMBEDS = torch.zeros(2, 9, 24)
@@ -72,12 +73,34 @@ def test_narrower_embeddings_and_any_under_autocast_are_taken():
         ({"logits_to_keep": -1}, ValueError, "logits_to_keep must be at least 0"),
         ({"logits_to_keep": [1, 2]}, TypeError, "logits_to_keep must be an integer"),
         ({"logits_to_keep": torch.tensor([0.5])}, ValueError, r"logits_to_keep must be .* got torch.float32 \[1\]"),
-        ({"logits_to_keep": torch.tensor([[1]])}, ValueError, r"shape \[N\], got torch.int64 \[1, 1\]"),
+        ({"logits_to_keep": torch.tensor([[1]])}, ValueError, r"shape \[N\], .* got torch.int64 \[1, 1\]"),
+        ({"logits_to_keep": torch.tensor([0, 99])}, ValueError, "positions from 0 to 8, or from -9 to -1 .* got 99"),
+        ({"logits_to_keep": torch.tensor([-10, 3])}, ValueError, "positions from 0 to 8, or from -9 to -1 .* got -10"),
+        (
+            {"logits_to_keep": torch.ones(4, dtype=torch.bool)},
+            ValueError,
+            r"booleans of shape \[9\], got torch.bool \[4\]",
+        ),
+        ({"logits_to_keep": None}, TypeError, "logits_to_keep must be an integer"),
     ],
 )
 def test_what_goes_beside_them_is_looked_at(arguments, kind, message):
+    net = model()
+    cache = VarlaCache(net.config)
     with pytest.raises(kind, match=message):
-        model()(IDS, **arguments)
+        net(IDS, **arguments)
+    if "logits_to_keep" in arguments:  # before the cache has read anything
+        with pytest.raises(kind, match=message):
+            net(IDS, **arguments, past_key_values=cache)
+        assert cache.get_seq_length() == 0
+
+
+def test_positions_to_keep():
+    net = model()
+    whole = net(IDS).logits
+    for kept in (torch.tensor([-1, 2]), torch.arange(9) % 2 == 0, torch.tensor([], dtype=torch.int64)):
+        assert torch.equal(net(IDS, logits_to_keep=kept).logits, whole[:, kept])
+    assert torch.equal(net(IDS, logits_to_keep=99).logits, whole)  # at most this many
 
 
 @pytest.mark.parametrize(
@@ -93,6 +116,14 @@ def test_what_goes_beside_them_is_looked_at(arguments, kind, message):
         ),
         (IDS, torch.ones(1, 9), ValueError, r"got \[1, 9\]"),
         (IDS[:0], None, ValueError, r"the prompt must have at least one row, got shape \[0, 9\]"),
+        (IDS, torch.tensor([[1] * 9, [0] * 9]), ValueError, "row 1 of the prompt is all padding"),
+        (
+            IDS,
+            torch.tensor([[0.0] * 9, [float("-inf")] * 4 + [0.0] * 5]),
+            ValueError,
+            r"0 for padding, got -inf; is it an additive mask\? Then attention_mask == 0 says the same",
+        ),
+        (IDS, torch.full((2, 9), float("nan")), ValueError, "1 for tokens and 0 for padding, got nan"),
     ],
 )
 def test_a_prompt_and_its_mask_fit_each_other(prompt, mask, kind, message):

@@ -1,14 +1,15 @@
 """VarlaConfig: JSON and back, what may be set, and a clear error for what may not."""
 
+import copy
 import json
 
 import pytest
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from tests.models.cases import HYBRID, config
 from varla.layers import MECHANISMS
 from varla.layers.options import LONG_NAMES
-from varla.models import VarlaConfig, preset
+from varla.models import VarlaConfig, configuration, preset
 
 
 @pytest.mark.parametrize(
@@ -111,6 +112,45 @@ def test_what_transformers_keeps_is_kept():
     made = config(architectures=["X"], quantization_config=None, sep_token_id=3, dtype="float32", note="mine")
     assert made.note == "mine"
     assert made.architectures == ["X"]
+
+
+SLIPS = {"layer_norm_eps": 1e-5, "sliding_window": 128, "hiden_size": 2}
+
+
+def test_slips_are_kept_with_one_warning_where_nobody_typed_them(tmp_path, caplog):
+    """Tools add their own keys to a file; a model trained with one must load."""
+    configuration._warn_once.cache_clear()
+    made = config()
+    for name, value in SLIPS.items():
+        setattr(made, name, value)
+    made.save_pretrained(tmp_path)
+    loaded = [VarlaConfig.from_pretrained(tmp_path), AutoConfig.from_pretrained(tmp_path), copy.deepcopy(made)]
+    loaded += [VarlaConfig(**made.to_dict()), VarlaConfig.from_dict({"layer_norm_eps": 1e-5} | SLIPS)]
+    for found in loaded:
+        assert {name: getattr(found, name) for name in SLIPS} == SLIPS
+    texts = [record.getMessage() for record in caplog.records]
+    assert sorted(texts) == [
+        "VarlaConfig keeps an unknown setting 'hiden_size'; did you mean 'hidden_size'?",
+        "VarlaConfig keeps an unknown setting 'layer_norm_eps'; did you mean 'rms_norm_eps'?",
+        "VarlaConfig keeps an unknown setting 'sliding_window': softmax layers look at everything",
+    ]
+    with pytest.raises(ValueError, match="hidden_size must be at least 1"):
+        VarlaConfig(**{**made.to_dict(), "hidden_size": 0})
+
+
+def test_what_transformers_knows_is_no_slip(caplog):
+    general = {name: value for name, value in PreTrainedConfig().to_dict().items() if name != "model_type"}
+    more = {"output_attentions": True, "output_scores": True, "attn_implementation": "eager", "name_or_path": "x"}
+    made = config(**general | more)
+    assert made.output_attentions
+    made.output_hidden_states, made.hidden_size, made.anything = True, 48, 1
+    assert not caplog.records
+
+
+def test_the_file_says_what_to_import(tmp_path):
+    config().save_pretrained(tmp_path)
+    assert "import varla.models" in json.loads((tmp_path / "config.json").read_text())["needs"]
+    assert not hasattr(VarlaConfig.from_pretrained(tmp_path), "needs")
 
 
 def test_settings_may_have_the_short_names_of_the_lab(tmp_path):

@@ -4,7 +4,8 @@ import pytest
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, TextIteratorStreamer, set_seed
 
-from tests.models.cases import KINDS, model, padded, tokens
+from tests.models.cases import KINDS, SIDES, model, padded, tokens
+from tests.ops.cases import error
 from varla.models import VarlaCache
 
 WAYS = {
@@ -32,14 +33,41 @@ def test_with_the_cache_as_without(kind, way):
 
 @pytest.mark.parametrize("way", ["greedy", "beam"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_left_padding(kind, way):
-    net = model(kind)
-    ids, mask = padded([9, 1, 5], "left")
-    found = generate(net, ids, attention_mask=mask, **WAYS[way])
-    assert torch.equal(found, generate(net, ids, attention_mask=mask, use_cache=False, **WAYS[way]))
-    for row, keep, got in zip(ids, mask.bool(), found, strict=True):
-        apart = generate(net, row[keep][None], **WAYS[way])
-        assert torch.equal(apart[0, int(keep.sum()) :], got[9:])
+def test_padding_anywhere_equals_the_unpadded_prompt(kind, way):
+    net, options = model(kind), {"max_new_tokens": 5, **WAYS[way]}
+    for side in SIDES:
+        ids, mask = padded([9, 1, 5], side)
+        found = generate(net, ids, attention_mask=mask, **options)
+        assert torch.equal(found[:, :9], ids)
+        assert torch.equal(found, generate(net, ids, attention_mask=mask, use_cache=False, **options))
+        for row, keep, got in zip(ids, mask.bool(), found, strict=True):
+            apart = generate(net, row[keep][None], **options)
+            assert torch.equal(apart[0, int(keep.sum()) :], got[9:]), side
+
+
+@pytest.mark.parametrize("way", ["sampling", "several"])
+def test_samples_do_not_depend_on_the_side_of_the_padding(way):
+    net, rows = model("hybrid"), tokens(2, 9)
+    left, right = rows.clone(), rows.clone()
+    left[1, 4:], right[1, :5] = rows[1, :5], rows[1, :5]
+    mask = torch.tensor([[1] * 9, [0] * 4 + [1] * 5])
+    found = [
+        generate(net, ids, attention_mask=each, **WAYS[way])[:, 9:]
+        for ids, each in ((left, mask), (right, torch.tensor([[1] * 9, [1] * 5 + [0] * 4])))
+    ]
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_a_mask_inferred_from_the_pad_token_is_as_a_given_one(side):
+    net = model("hybrid")
+    ids, mask = padded([9, 1, 5], side)
+    ids = ids.masked_fill(ids == 0, 1).masked_fill(mask == 0, 0)
+    wanted = generate(net, ids, attention_mask=mask, do_sample=False)
+    assert torch.equal(generate(net, ids, do_sample=False, pad_token_id=0, eos_token_id=None), wanted)
+    ids[1] = 0
+    with pytest.raises(ValueError, match="row 1 of the prompt is all padding: it must hold at least one token"):
+        generate(net, ids, do_sample=False, pad_token_id=0)
 
 
 @pytest.mark.parametrize("kind", ["vla", "hybrid"])
@@ -79,19 +107,61 @@ def test_beams_from_a_cache_that_was_widened():
     assert torch.equal(found, generate(net, ids, **WAYS["beam"]))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("side", SIDES)
+def test_a_turn_that_is_padded_is_gone_on_from(kind, side):
+    """One row says nothing in the second turn: what follows is predicted from its first."""
+    net, first = model(kind), tokens(3, 8)
+    more, mask = padded([5, 1, 3], side, seed=2)
+    mask[1] = 0
+    cache = net(first).past_key_values
+    whole = torch.cat((torch.ones(3, 8, dtype=torch.int64), mask), 1)
+    found = generate(net, more, attention_mask=whole, past_key_values=cache, do_sample=False)
+    for i, keep in enumerate(mask.bool()):
+        wanted = generate(net, torch.cat((first[i], more[i][keep]))[None], do_sample=False)
+        assert torch.equal(found[i, 5:], wanted[0, -10:])
+
+
 @pytest.mark.parametrize("kind", ["vla", "hybrid"])
-@pytest.mark.parametrize("piece", [1, 4])
-def test_a_prompt_read_in_pieces(kind, piece):
+@pytest.mark.parametrize(("piece", "side"), [(1, "left"), (4, "left"), (3, "right"), (2, "within")])
+def test_a_prompt_read_in_pieces(kind, piece, side):
     net = model(kind)
-    ids, mask = padded([9, 4], "left")
+    ids, mask = padded([9, 4], side)
     wanted = generate(net, ids, attention_mask=mask, do_sample=False)
     assert torch.equal(generate(net, ids, attention_mask=mask, do_sample=False, prefill_chunk_size=piece), wanted)
 
 
-def test_from_embeddings():
-    net, ids = model("hybrid"), tokens(2, 9)
-    found = generate(net, None, inputs_embeds=net.get_input_embeddings()(ids), do_sample=False)
-    assert torch.equal(found, generate(net, ids, do_sample=False)[:, 9:])
+@pytest.mark.parametrize("way", ["greedy", "beam"])
+@pytest.mark.parametrize("side", SIDES)
+def test_from_embeddings(side, way):
+    net, embed = (found := model("hybrid")), found.get_input_embeddings()
+    ids, mask = padded([9, 4], side)
+    wanted = generate(net, ids, attention_mask=mask, **WAYS[way])
+    assert torch.equal(generate(net, None, inputs_embeds=embed(ids), attention_mask=mask, **WAYS[way]), wanted[:, 9:])
+    both = generate(net, ids, inputs_embeds=embed(ids), attention_mask=mask, **WAYS[way])
+    assert torch.equal(both, wanted)
+
+
+def test_going_on_from_embeddings_and_a_cache():
+    net, embed = (found := model("hybrid")), found.get_input_embeddings()
+    start, options = embed(tokens(2, 9)), {"do_sample": False, "return_dict_in_generate": True}
+    whole = generate(net, None, inputs_embeds=start, max_new_tokens=4, **options)
+    part = generate(net, None, inputs_embeds=start, max_new_tokens=3, **options)
+    longer = torch.cat((start, embed(part.sequences)), 1)
+    rest = generate(net, None, inputs_embeds=longer, past_key_values=part.past_key_values, max_new_tokens=1, **options)
+    assert torch.equal(torch.cat((part.sequences, rest.sequences), 1), whole.sequences)
+    for got, wanted in zip(rest.past_key_values.layers, whole.past_key_values.layers, strict=True):
+        assert type(got) is type(wanted)
+        pairs = (
+            [(got.keys, wanted.keys), (got.values, wanted.values)]
+            if hasattr(got, "keys")
+            else [
+                *zip(got.recurrent_states.values(), wanted.recurrent_states.values(), strict=True),
+                (got.conv_states[0], wanted.conv_states[0]),
+            ]
+        )
+        for mine, theirs in pairs:
+            assert error(mine, theirs) <= 1e-5
 
 
 def test_a_step_after_the_prompt_is_given_no_mask_to_look_at(monkeypatch):
@@ -164,9 +234,3 @@ def test_what_cannot_be_done_says_so():
             generate(net, short, past_key_values=cache)
     with pytest.raises(ValueError, match="past_key_values holds 2 rows, the call has 1"):
         generate(net, tokens(1, 12), past_key_values=cache)
-
-
-def test_prompts_padded_on_the_right_are_refused():
-    ids, mask = padded([5, 3], "right")
-    with pytest.raises(ValueError, match="attention_mask ends with padding"):
-        model().generate(ids, attention_mask=mask, max_new_tokens=2)

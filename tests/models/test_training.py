@@ -55,13 +55,26 @@ def test_data_parallel_is_refused():
 SHORT = {"num_hidden_layers": 2, "mechanisms": ["vla", "softmax"]}
 
 
-def test_compiled_in_one_graph_forward_and_backward():
-    net, ids = model(**SHORT).train(), tokens(2, 20)
-    wanted = gradients(net, ids)
+def test_compiled_in_one_graph_forward_and_backward_for_any_length():
+    net = model(**SHORT).train()
     torch._dynamo.reset()
-    compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
-    found = gradients(compiled, ids)
-    assert all(error(found[f"_orig_mod.{name}"], wanted[name]) <= 1e-4 for name in wanted)
+    compiled = torch.compile(net, fullgraph=True, dynamic=True, backend="aot_eager")
+    for T in (20, 9):
+        found, wanted = gradients(compiled, tokens(2, T)), gradients(net, tokens(2, T))
+        assert all(error(found[f"_orig_mod.{name}"], wanted[name]) <= 1e-4 for name in wanted)
+
+
+@torch.no_grad()
+def test_compiled_with_a_cache_in_one_graph_for_any_length():
+    net = model(**SHORT)
+    torch._dynamo.reset()
+    compiled = torch.compile(net, fullgraph=True, dynamic=True, backend="eager")
+    for T in (20, 9, 41):
+        found, wanted = compiled(tokens(2, T)), net(tokens(2, T))
+        assert error(found.logits, wanted.logits) <= 1e-4
+        more = tokens(2, 3, seed=2)
+        following = [net(more, past_key_values=each.past_key_values).logits for each in (found, wanted)]
+        assert error(*following) <= 1e-4
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from varla.layers import Layer, LayerState
+from varla.layers.base import Recorder
 from varla.ops.gate import gated
 
 
@@ -30,9 +31,15 @@ class Block(nn.Module):
         self.add_module(norm_name, norm())
         self.add_module(name, feed_forward)
 
-    def forward(self, x: Tensor, state: LayerState | None, cu_seqlens: Tensor | None) -> tuple[Tensor, LayerState]:
-        """x [B, T, d_model] to (x [B, T, d_model], state)."""
-        y, state = self.mixer(self.mixer_norm(x), state, cu_seqlens)
+    def forward(
+        self,
+        x: Tensor,
+        state: LayerState | None,
+        cu_seqlens: Tensor | None,
+        record: Recorder | None = None,
+    ) -> tuple[Tensor, LayerState]:
+        """x [B, T, d_model] to (x [B, T, d_model], state). `record` is for the mixer, see `Layer`."""
+        y, state = self.mixer(self.mixer_norm(x), state, cu_seqlens, record)
         x = x + y
         feed_forward, norm = (getattr(self, name) for name in self.FEED_FORWARD)
         return x + feed_forward(norm(x)), state

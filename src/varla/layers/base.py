@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +17,7 @@ from varla.ops.gate import gated
 from varla.ops.packing import check_packing
 
 FLOAT32, WIDE = 4, 8  # bytes of a number; WIDE is float64 or int64
+Recorder = Callable[[Tensor], Tensor]  # gets attention weights, and returns those to continue with
 
 
 class Layer(nn.Module, ABC):
@@ -73,11 +75,19 @@ class Layer(nn.Module, ABC):
         self.out = nn.Linear(values, d_model, bias=bias)
 
     def forward(
-        self, x: Tensor, state: LayerState | None = None, cu_seqlens: Tensor | None = None
+        self,
+        x: Tensor,
+        state: LayerState | None = None,
+        cu_seqlens: Tensor | None = None,
+        record: Recorder | None = None,
     ) -> tuple[Tensor, LayerState]:
-        """x [B, T, d_model] to (y [B, T, d_model], state). cu_seqlens as for `varla.vla`: B = 1, states of N rows."""
+        """x [B, T, d_model] to (y [B, T, d_model], state). cu_seqlens as for `varla.vla`: B = 1, states of N rows.
+
+        A softmax layer passes its attention weights through `record`, if there is one; see `mix_recorded`.
+        """
         convolved, q, k, v, conv = self._project(x, state, cu_seqlens)
-        o, memory = self.mix(convolved, q, k, v, None if state is None else state.memory, cu_seqlens)
+        inputs = (convolved, q, k, v, None if state is None else state.memory, cu_seqlens)
+        o, memory = self.mix(*inputs) if record is None else self.mix_recorded(record, *inputs)
         o = self.norm(o.flatten(2))
         if self.output_gate is not None:
             o = gated(self.output_gate(x), o)
@@ -107,6 +117,10 @@ class Layer(nn.Module, ABC):
 
         `memory` is the state that an earlier call returned, or None.
         """
+
+    def mix_recorded(self, record: Recorder, *inputs: Any) -> tuple[Tensor, State]:
+        """`mix`, with attention weights passed through `record`. Recurrent mechanisms have none."""
+        return self.mix(*inputs)
 
     def state_size(self, T: int) -> int:
         """Bytes of one sequence's state after T tokens, for float32 inputs."""

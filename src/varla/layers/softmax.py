@@ -1,5 +1,6 @@
 """Softmax attention through PyTorch's scaled_dot_product_attention, with a key-value cache as its state."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -9,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 
 from varla.arguments import check_number
-from varla.layers.base import Layer
+from varla.layers.base import Layer, Recorder
 from varla.ops import State
 from varla.ops.packing import pad_packed, unpad_packed
 from varla.ops.rotary import angles, rotate
@@ -37,13 +38,24 @@ class PaddedKVState(KVState):
     """
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """SDPA on [B, T, H, *]. Without a mask it is causal; a single query attends to everything."""
-    alone = q.shape[1] == 1
-    o = scaled_dot_product_attention(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, is_causal=mask is None and not alone
-    )
-    return o.transpose(1, 2)
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, record: Recorder | None = None) -> Tensor:
+    """Softmax attention on [B, T, H, *]. Without a mask it is causal; a single query attends to everything.
+
+    The weights [B, H, T, L] are passed through `record`, if there is one.
+    """
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    causal = mask is None and q.shape[2] != 1
+    if record is None and causal:  # a constant: where the length is traced, `causal` is no plain bool
+        return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+    if record is None:
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
+    # PyTorch's SDPA does not return its weights. The output has to come from these, so that gradients reach them.
+    if causal:
+        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+    weights = scores.softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32)).to(v.dtype)
+    return (record(weights) @ v).transpose(1, 2)
 
 
 def causal_packed(q: Tensor, k: Tensor, v: Tensor, lengths: list[int]) -> Tensor:
@@ -83,23 +95,32 @@ def cache_packed(k: Tensor, v: Tensor, t: Tensor, cu_seqlens: Tensor) -> KVState
     return kind(k, v, position, t + lengths)
 
 
-def attend_and_append(q: Tensor, past: KVState, new: KVState) -> tuple[Tensor, KVState]:
-    """(o [B, T, H, Dv], joined cache) of queries [B, T, H, D] that attend to the past and causally to the new tokens.
-
-    One new token a row without padding attends to everything, so it needs no mask.
-    """
+def join(past: KVState | None, new: KVState) -> KVState:
+    """The past's entries and the new ones."""
+    if past is None:
+        return new
     kind = PaddedKVState if isinstance(past, PaddedKVState) else type(new)
-    both = kind(
+    return kind(
         torch.cat((past.k.to(new.k.dtype), new.k), 1),
         torch.cat((past.v.to(new.v.dtype), new.v), 1),
         torch.cat((past.position, new.position), 1),
         new.t,
     )
-    if kind is KVState and q.shape[1] == 1:
-        return attention(q, both.k, both.v, None), both
+
+
+def attend_and_append(
+    q: Tensor, past: KVState | None, new: KVState, record: Recorder | None = None
+) -> tuple[Tensor, KVState]:
+    """(o [B, T, H, Dv], joined cache) of queries [B, T, H, D] that attend to the past and causally to the new tokens.
+
+    One new token a row without padding attends to everything, so it needs no mask.
+    """
+    both = join(past, new)
+    if type(both) is KVState and q.shape[1] == 1:
+        return attention(q, both.k, both.v, None, record), both
     own, entry = new.position[:, :, None], both.position[:, None]
     mask = (entry >= 0) & (entry <= own) | (own < 0)  # the output of a padding query is dropped
-    return attention(q, both.k, both.v, mask[:, None]), both
+    return attention(q, both.k, both.v, mask[:, None], record), both
 
 
 class SoftmaxAttention(Layer):
@@ -124,6 +145,15 @@ class SoftmaxAttention(Layer):
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, memory: Any, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, KVState]:
         """See Layer. The cache of packed sequences is padded to the longest of them."""
+        return self._mix(None, q, k, v, memory, cu_seqlens)
+
+    def mix_recorded(self, record: Recorder, *inputs: Any) -> tuple[Tensor, KVState]:
+        """See Layer. The weights are [B, H, T, cached + T]; of N packed sequences [N, H, longest, cached + longest]."""
+        return self._mix(record, *inputs[1:])
+
+    def _mix(
+        self, record: Recorder | None, q: Tensor, k: Tensor, v: Tensor, memory: Any, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, KVState]:
         B = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         if memory is not None and not (isinstance(memory, KVState) and memory.k.shape[0] == B):
             raise ValueError(f"state must hold a KVState of {B} rows, as an earlier call returned it")
@@ -135,11 +165,13 @@ class SoftmaxAttention(Layer):
             q, k = rotate(q, *turned), rotate(k, *turned)
         if cu_seqlens is None:
             new = KVState(k, v, position, t + q.shape[1])
-            return (attention(q, k, v, None), new) if memory is None else attend_and_append(q, memory, new)
+            if memory is None:
+                return attention(q, k, v, None, record), new
+            return attend_and_append(q, memory, new, record)
         new = cache_packed(k, v, t, cu_seqlens)
-        if memory is None:
+        if memory is None and record is None:
             return causal_packed(q, k, v, cu_seqlens.diff().tolist()), new
-        o, state = attend_and_append(pad_packed(q, cu_seqlens), memory, new)
+        o, state = attend_and_append(pad_packed(q, cu_seqlens), memory, new, record)
         return unpad_packed(o, cu_seqlens), state
 
     def readings(self, memory: State, k: Tensor) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ Importing this imports transformers, an extra: pip install "varla[hf]".
 
 try:
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
 except ModuleNotFoundError as error:
     if error.name != "transformers":
         raise
@@ -23,5 +24,8 @@ from varla.models.presets import PRESETS, SIZES, preset
 AutoConfig.register(VarlaConfig.model_type, VarlaConfig, exist_ok=True)
 AutoModel.register(VarlaConfig, VarlaModel, exist_ok=True)
 AutoModelForCausalLM.register(VarlaConfig, VarlaForCausalLM, exist_ok=True)
+# By name, too: pipelines and other generic code look there for what a model can do.
+MODEL_MAPPING_NAMES[VarlaConfig.model_type] = VarlaModel.__name__
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[VarlaConfig.model_type] = VarlaForCausalLM.__name__
 
 __all__ = ["PRESETS", "SIZES", "VarlaCache", "VarlaConfig", "VarlaForCausalLM", "VarlaModel", "preset"]

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 from transformers import Cache
+from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 from varla.layers import LayerState, ModelState
 from varla.models.configuration import VarlaConfig
@@ -21,16 +22,18 @@ class VarlaCache(Cache):  # type: ignore[misc]
 
     Transformers' own caches keep lists of keys and values, or one tensor a layer. This one keeps a `ModelState`, as the
     lab's decoder does (`state`, None before the first call), and answers what `generate` asks. It cannot be shortened:
-    a recurrent state does not hold its own past.
+    a recurrent state does not hold its own past. `last` [rows, hidden_size] is the hidden state of each row's last
+    token: what follows padding is predicted from it.
     """
 
-    def __init__(self, config: VarlaConfig):
-        """An empty cache for models of this configuration."""
+    def __init__(self, config: VarlaConfig, made_for: Signature | None = None):
+        """An empty cache for models of this configuration. `made_for`: its `signature`, if that is known already."""
         if not isinstance(config, VarlaConfig):
             raise TypeError(f"config must be a VarlaConfig, got {type(config).__name__}")
-        super().__init__(layers=[])
-        self.made_for = signature(config)
+        super().__init__(layers=[])  # see the property `layers`
+        self.made_for = signature(config) if made_for is None else made_for
         self.state: ModelState | None = None
+        self.last: Tensor | None = None
         self.tokens = 0
 
     def read(self, wanted: Signature, rows: int) -> ModelState | None:
@@ -52,9 +55,10 @@ class VarlaCache(Cache):  # type: ignore[misc]
             )
         return self.state
 
-    def write(self, layers: list[LayerState], tokens: int) -> None:
-        """Keep the layers' states after `tokens` more tokens a row, padding included."""
+    def write(self, layers: list[LayerState], tokens: int, last: Tensor | None = None) -> None:
+        """Keep the layers' states and the last hidden states after `tokens` more tokens a row, padding included."""
         self.state = ModelState(layers, layers[0].memory.tensors()["t"])
+        self.last = last
         self.tokens += tokens
 
     @property
@@ -79,8 +83,25 @@ class VarlaCache(Cache):  # type: ignore[misc]
     def _map(self, function: Callable[[Tensor], Tensor]) -> None:
         if self.state is not None:
             self.state = self.state.map(function)
+        if self.last is not None:
+            self.last = function(self.last)
 
-    # The interface of transformers' caches. Its own methods read `layers`, which is empty here.
+    # The interface of transformers' caches.
+
+    @property
+    def layers(self) -> list[Any]:
+        """The layers as transformers' own kinds, for code that compares or iterates caches. Changing them does nothing.
+
+        A softmax layer is a DynamicLayer: keys, values [rows, heads, tokens, head_dim]. Another is a
+        LinearAttentionLayer: conv_states[0] [rows, channels, width - 1], and one of recurrent_states for each tensor of
+        its state but the number of tokens, S first.
+        """
+        states = [None] * len(self.made_for) if self.state is None else self.state.layers
+        return [_as_layer(name, state) for (name, _), state in zip(self.made_for, states, strict=True)]
+
+    @layers.setter
+    def layers(self, _: Any) -> None:
+        """Transformers' constructor sets it."""
 
     def __len__(self) -> int:
         """The number of layers. At 0, `if cache:` would be false."""
@@ -141,7 +162,7 @@ class VarlaCache(Cache):  # type: ignore[misc]
 
     def reset(self) -> None:
         """Forget everything."""
-        self.state = None
+        self.state = self.last = None
         self.tokens = 0
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -170,6 +191,28 @@ class VarlaCache(Cache):  # type: ignore[misc]
     def update(self, *_: Any, **__: Any) -> Any:
         """Refused."""
         raise TypeError("a VarlaCache is updated by models of the family alone, not by keys and values")
+
+    update_conv_state = update_recurrent_state = update_indexer = early_initialization = update
+
+
+def _as_layer(mechanism: str, state: LayerState | None) -> Any:
+    """A layer's state as one of transformers' layers."""
+    memory = {} if state is None else {key: x for key, x in state.memory.tensors().items() if key != "t"}
+    if mechanism == "softmax":
+        dynamic = DynamicLayer()
+        if memory:
+            dynamic.update(memory["k"].transpose(1, 2), memory["v"].transpose(1, 2))
+        return dynamic
+    linear = LinearAttentionLayer(number_of_states=max(1, len(memory)))
+    for i, x in enumerate(memory.values()):
+        linear.recurrent_states[i] = x
+        linear.is_recurrent_states_initialized[i] = linear.has_previous_state[i] = True
+        linear.dtype, linear.device = x.dtype, x.device
+    if state is not None and state.conv is not None:
+        linear.conv_states[0] = state.conv.mT
+        linear.conv_kernel_size[0] = state.conv.shape[1]
+        linear.is_conv_states_initialized[0] = True
+    return linear
 
 
 def signature(config: VarlaConfig) -> Signature:

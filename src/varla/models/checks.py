@@ -67,14 +67,54 @@ def check_labels(labels: Tensor, B: int, T: int) -> None:
         raise ValueError(f"labels must be integers, got {labels.dtype}")
 
 
-def check_kept(logits_to_keep: object) -> None:
-    """Raise unless this says which positions get logits: a number of last positions, or integers [N]."""
+def check_kept(logits_to_keep: object, tokens: object) -> slice | Tensor:
+    """The positions that get logits, of tokens [B, T, *]. Raise unless it is a number of last ones, or positions [N].
+
+    On a GPU the positions' values are not checked: see `check_vocabulary`. The tokens are checked elsewhere.
+    """
     if not isinstance(logits_to_keep, Tensor):
-        check_count("logits_to_keep", logits_to_keep, least=0, none_means="all")
-    elif logits_to_keep.dim() != 1 or logits_to_keep.dtype not in (torch.int32, torch.int64, torch.bool):
+        check_count("logits_to_keep", logits_to_keep, least=0)
+        return slice(-logits_to_keep if logits_to_keep else None, None)  # type: ignore[operator]
+    if not isinstance(tokens, Tensor) or tokens.dim() < 2:
+        return logits_to_keep
+    T = tokens.shape[1]
+    if logits_to_keep.dtype == torch.bool and list(logits_to_keep.shape) == [T]:
+        return logits_to_keep
+    if logits_to_keep.dim() != 1 or logits_to_keep.dtype not in (torch.int32, torch.int64):
         raise ValueError(
-            "logits_to_keep must be a number, or integers (int32 or int64) of shape [N], got "
-            f"{logits_to_keep.dtype} {list(logits_to_keep.shape)}"
+            f"logits_to_keep must be a number, or integers (int32 or int64) of shape [N], or booleans of shape [{T}], "
+            f"got {logits_to_keep.dtype} {list(logits_to_keep.shape)}"
+        )
+    if logits_to_keep.device.type == "cpu" and logits_to_keep.numel() and not torch.compiler.is_compiling():
+        low, high = (int(each) for each in logits_to_keep.aminmax())
+        if low < -T or high >= T:
+            raise ValueError(
+                f"logits_to_keep must hold positions from 0 to {T - 1}, or from {-T} to -1 counted from the end, got "
+                f"{low if low < -T else high}"
+            )
+    return logits_to_keep
+
+
+def read_mask(mask: Tensor) -> Tensor | None:
+    """Which tokens a mask lets be read, as booleans; None for all. Raise unless it holds 1 and 0 alone."""
+    keep = mask == 1
+    if bool(keep.all()):
+        return None
+    wrong = ~keep & (mask != 0)
+    if bool(wrong.any()):
+        found = mask[wrong][0].item()
+        hint = "; is it an additive mask? Then attention_mask == 0 says the same" if found < 0 else ""
+        raise ValueError(f"attention_mask must be 1 for tokens and 0 for padding, got {found}{hint}")
+    return keep
+
+
+def check_rows(mask: Tensor) -> None:
+    """Raise if a row of a prompt's mask [B, T] is all padding: nothing could be continued there."""
+    empty = (mask == 0).all(1).nonzero()[:, 0].tolist()
+    if empty:
+        raise ValueError(
+            f"row {empty[0]} of the prompt is all padding: it must hold at least one token, the beginning-of-text if "
+            "none. Without an attention_mask, tokens that equal pad_token_id count as padding"
         )
 
 
@@ -88,8 +128,5 @@ def check_prompt(prompt: Tensor, mask: Tensor | None) -> None:
     check_tensor("attention_mask", mask, "shape [B, T], 1 for tokens and 0 for padding")
     if mask.dim() != 2 or mask.shape[0] != rows or mask.shape[1] < length:
         raise ValueError(f"attention_mask must have shape [{rows}, {length}], as the prompt, got {list(mask.shape)}")
-    if not bool((mask[:, -1] != 0).all()):
-        raise ValueError(
-            "attention_mask ends with padding, and what is generated would follow it: pad prompts on the left "
-            '(tokenizer.padding_side = "left")'
-        )
+    read_mask(mask)
+    check_rows(mask)

@@ -1,11 +1,13 @@
 """The configuration of a model. Names are Hugging Face's where it has one; the settings of this family come first."""
 
 import difflib
+import functools
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig
+from transformers import GenerationConfig, PreTrainedConfig
 
 from varla.arguments import check_count, check_flag, check_number, refuse_unknown
 from varla.layers import MECHANISMS, build, options_of
@@ -25,10 +27,17 @@ _ELSEWHERE = {
     "sliding_window": "softmax layers look at everything",
 }
 _NEAR = 0.7  # an unknown name this similar to one of ours is taken for a misspelling
+# Transformers' own settings that are no fields of its class, and what it lets a model's settings say about `generate`.
+_GENERAL = {"attn_implementation", "experts_implementation", "output_attentions", *GenerationConfig().to_dict()}
+# Written into config.json, for who opens it: without this import, transformers' Auto classes do not know the family.
+_NEEDS = 'import varla.models (pip install "varla[hf]")'
 
 
 class VarlaConfig(PreTrainedConfig):  # type: ignore[misc]
     """Configuration of `VarlaModel` and `VarlaForCausalLM`. A wrong value is an error when the configuration is made.
+
+    So is an unknown name that looks like one of these. In a file or a dict with a `model_type`, as transformers writes
+    them, and when it is set later, such a name is kept, with one warning: many tools add their own.
 
     Settings that the lab has, too, may be given and read by its short names: d_model, n_layers, n_heads, ffn, max_len,
     conv, norm_eps, rotary (`varla.layers.options`).
@@ -87,7 +96,8 @@ class VarlaConfig(PreTrainedConfig):  # type: ignore[misc]
 
     def __post_init__(self, **others: Any) -> None:
         """Check everything. `others` are transformers' own settings, and unknown ones, which it keeps."""
-        self._refuse_slips(others)
+        others.pop("needs", None)
+        self._check_names(others)
         self._check_dtype(others.get("torch_dtype"))
         if self.mechanism_options is None:
             self.mechanism_options = {}
@@ -105,7 +115,17 @@ class VarlaConfig(PreTrainedConfig):  # type: ignore[misc]
                 f"this is the configuration of a {found!r} model, not of a {cls.model_type!r} one; "
                 "transformers.AutoModelForCausalLM loads any family"
             )
-        return super().from_dict(config_dict, **kwargs)
+        return super().from_dict({**config_dict, "model_type": found}, **kwargs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in transformers, and what to import before the Auto classes know the family."""
+        return {**super().to_dict(), "needs": _NEEDS}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set anything; warn of an unknown name that looks like a setting."""
+        if not (name in self.__dict__ or hasattr(type(self), name)) and (slip := _slip(name, value, self)):
+            _warn_once(slip)
+        super().__setattr__(name, value)
 
     def check(self) -> None:
         """Raise a ValueError or TypeError that names the first wrong setting. Models call it again."""
@@ -182,19 +202,31 @@ class VarlaConfig(PreTrainedConfig):  # type: ignore[misc]
         if given is not None and not isinstance(found, torch.dtype):
             raise ValueError(f"dtype must be a type of PyTorch's, as 'float32' or 'bfloat16', got {given!r}")
 
-    def _refuse_slips(self, others: Mapping[str, Any]) -> None:
-        """Transformers keeps every name that it does not know. One that is nearly ours is a misspelling."""
-        ours = [name for name in VarlaConfig.__annotations__ if not name.endswith("_token_id")]
+    def _check_names(self, others: Mapping[str, Any]) -> None:
+        """Refuse two names for one setting, and slips. A dict with a model_type was not typed by hand: only warn."""
         for name, value in others.items():
             if name in LONG_NAMES:
                 long = LONG_NAMES[name]
                 if getattr(self, long) not in (value, getattr(VarlaConfig, long)):
                     raise ValueError(f"{name} and {long} are the same setting: give one of them")
-                continue
-            if name in _ELSEWHERE:
-                if value and not (name == "num_key_value_heads" and value == self.num_attention_heads):
-                    raise ValueError(f"unknown setting {name!r}: {_ELSEWHERE[name]}")
-                continue
-            near = difflib.get_close_matches(name, ours, n=1, cutoff=_NEAR)
-            if near and not name.startswith("_"):
-                raise ValueError(f"unknown setting {name!r}; did you mean {near[0]!r}?")
+            elif slip := _slip(name, value, self):
+                if "model_type" not in others:
+                    raise ValueError(slip)
+                _warn_once(slip)
+
+
+def _slip(name: str, value: Any, config: VarlaConfig) -> str | None:
+    """What is wrong with a name that neither this family nor transformers knows; None if it looks like none of ours."""
+    if name in _ELSEWHERE:
+        harmless = not value or (name == "num_key_value_heads" and value == config.num_attention_heads)
+        return None if harmless else f"unknown setting {name!r}: {_ELSEWHERE[name]}"
+    if name.startswith("_") or name in _GENERAL or name in LONG_NAMES or hasattr(PreTrainedConfig, name):
+        return None
+    ours = [each for each in VarlaConfig.__annotations__ if not each.endswith("_token_id")]
+    near = difflib.get_close_matches(name, ours, n=1, cutoff=_NEAR)
+    return f"unknown setting {name!r}; did you mean {near[0]!r}?" if near else None
+
+
+@functools.cache
+def _warn_once(slip: str) -> None:
+    logging.getLogger(__name__).warning("VarlaConfig keeps an %s", slip)

@@ -5,13 +5,13 @@ one row, with `cu_seqlens` between sequences, once for all layers.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from varla.models.checks import check_tensor
+from varla.models.checks import check_tensor, read_mask
 from varla.ops.packing import check_packing
 
 
@@ -45,6 +45,64 @@ class Layout:
         flat = x.new_zeros(self.batch[0] * self.batch[1], *x.shape[2:])
         return flat.index_copy(0, self.index, x[0]).view(*self.batch, *x.shape[2:])
 
+    def last(self, x: Tensor, before: Tensor | None) -> Tensor:
+        """The last token of each sequence, [N, *] of [1, L, *]; `before` [N, *] where a sequence has none."""
+        ends, lengths = self.cu_seqlens[1:].to(x.device), self.cu_seqlens.diff().to(x.device)
+        before = x.new_zeros(self.rows, *x.shape[2:]) if before is None else before.to(x.dtype)
+        if x.shape[1] == 0:
+            return before
+        return torch.where((lengths > 0)[:, None], x[0, (ends - 1).clamp(min=0)], before)
+
+    def repeat_at_padding(self, x: Tensor, kept: slice | Tensor, before: Tensor | None) -> Tensor:
+        """x [B, T, *] at the kept positions. Padding has the values of the last token read before it in its row.
+
+        `before` [B, *]: the values of that token where it was in an earlier call; zeros if there is none.
+        """
+        if self.index is None:
+            return x[:, kept]
+        B, T = self.batch
+        read = torch.zeros(B * T, dtype=torch.bool, device=x.device).index_fill(0, self.index, True).view(B, T)
+        place = torch.where(read, torch.arange(T, device=x.device), -1).cummax(1).values[:, kept]
+        found = x[torch.arange(B, device=x.device)[:, None], place.clamp(min=0)]
+        start = torch.zeros_like(x[:, 0]) if before is None else before.to(x.dtype)
+        return torch.where((place >= 0)[..., None], found, start[:, None])
+
+    def unpack_weights(self, weights: Tensor) -> Tensor:
+        """Attention weights of N sequences [N, H, Q, cached + Q] to those of tokens [B, H, T, cached + T].
+
+        They are 0 at padding and between sequences.
+        """
+        (B, T), device = self.batch, weights.device
+        token, real = self._tokens(weights.shape[2], device)
+        row = torch.full((B * T,), -1, device=device)  # of no sequence: padding
+        row[token[real]] = torch.arange(self.rows, device=device)[:, None].expand_as(real)[real]
+        place = torch.zeros(B * T, dtype=torch.int64, device=device)
+        place[token[real]] = torch.arange(real.shape[1], device=device).expand_as(real)[real]
+        row, place = row.view(B, T), place.view(B, T)
+        old, new = cut(weights)
+        # Indices on both sides of a slice: their dimensions come first, then H.
+        old = old[row, :, place].masked_fill((row < 0)[..., None, None], 0.0).transpose(1, 2)
+        new = new[row[:, :, None], :, place[:, :, None], place[:, None]]
+        other = (row[:, :, None] != row[:, None]) | (row < 0)[:, None]
+        return torch.cat((old, new.masked_fill(other[..., None], 0.0).permute(0, 3, 1, 2)), 3)
+
+    def pack_weights(self, weights: Tensor, longest: int) -> Tensor:
+        """The reverse of `unpack_weights`, for N sequences padded to the longest; 0 where a sequence has ended."""
+        token, real = self._tokens(longest, weights.device)
+        row, place = token // self.batch[1], token % self.batch[1]
+        old, new = cut(weights)
+        old = old[row, :, place].masked_fill(~real[..., None, None], 0.0).transpose(1, 2)
+        new = new[row[:, :, None], :, place[:, :, None], place[:, None]]
+        both = real[:, :, None] & real[:, None]
+        return torch.cat((old, new.masked_fill(~both[..., None], 0.0).permute(0, 3, 1, 2)), 3)
+
+    def _tokens(self, longest: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """(which of the B * T tokens is at each place of each sequence, whether there is one), both [N, longest]."""
+        place = torch.arange(longest, device=device)
+        real = place < self.cu_seqlens.diff().to(device)[:, None]
+        packed = (self.cu_seqlens[:-1].to(device)[:, None] + place).masked_fill(~real, 0)
+        return (packed if self.index is None or not len(self.index) else self.index[packed]), real
+
     def predicts(self, device: torch.device) -> Tensor:
         """[B, T]: whether a token and its right neighbour are both read, in the same sequence."""
         B, T = self.batch
@@ -56,6 +114,37 @@ class Layout:
         ends = (self.cu_seqlens[1:] - 1)[self.cu_seqlens.diff() > 0].to(device)
         goes_on = read.index_fill(0, index[ends], False).view(B, T)
         return goes_on & pad(read.view(B, T)[:, 1:], (0, 1))
+
+
+def cut(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention weights [*, Q, cached + Q] of the cached tokens, and of the new ones."""
+    cached = weights.shape[-1] - weights.shape[-2]
+    return weights[..., :cached], weights[..., cached:]
+
+
+@dataclass
+class AttentionRecorder:
+    """Keeps the weights of softmax layers, each as [B, H, T, past + T].
+
+    It returns the weights with which the layer continues. They are computed from those that are kept, so that gradients
+    reach these.
+    """
+
+    layout: Layout | None
+    past: int
+    kept: list[Tensor] = field(default_factory=list)
+
+    def __call__(self, weights: Tensor) -> Tensor:
+        """Weights [rows, H, Q, cached + Q]: keep them, and return them."""
+        longest = weights.shape[2]
+        cached = weights.shape[3] - longest
+        full = weights if self.layout is None else self.layout.unpack_weights(weights)
+        if cached != self.past:  # the cache does not hold padding
+            full = torch.cat((pad(cut(full)[0], (0, self.past - cached)), cut(full)[1]), 3)
+        self.kept.append(full)
+        if cached != self.past:
+            full = torch.cat((full[..., :cached], full[..., self.past :]), 3)
+        return full if self.layout is None else self.layout.pack_weights(full, longest)
 
 
 def find_layout(
@@ -79,8 +168,6 @@ def find_layout(
         cu_seqlens = cu_seqlens.cpu()
         return Layout((B, T), None, cu_seqlens, int(cu_seqlens.diff().max()))
     keep = None if attention_mask is None else _check_mask(attention_mask, B, T, past)
-    if keep is not None and bool(keep.all()):
-        keep = None
     starts = None if position_ids is None else _check_positions(position_ids, B, T)
     if starts is not None and past == 0 and T > 1:
         found = _packed(starts, keep)
@@ -105,8 +192,8 @@ def _packed(starts: Tensor, keep: Tensor | None) -> Layout | None:
     return Layout((B, T), None if keep is None else index, cu_seqlens, int(cu_seqlens.diff().max()))
 
 
-def _check_mask(mask: Tensor, B: int, T: int, past: int) -> Tensor:
-    """The mask of the T tokens of this call, [B, T] bool."""
+def _check_mask(mask: Tensor, B: int, T: int, past: int) -> Tensor | None:
+    """Which of the T tokens of this call are read, [B, T]; None for all."""
     if not isinstance(mask, Tensor) or mask.dim() != 2:
         found = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(f"attention_mask must have shape [B, T], 1 for tokens and 0 for padding, got {found}")
@@ -114,7 +201,7 @@ def _check_mask(mask: Tensor, B: int, T: int, past: int) -> Tensor:
     if mask.shape[0] != B or mask.shape[1] not in allowed:
         lengths = " or ".join(f"[{B}, {length}]" for length in sorted(allowed))
         raise ValueError(f"attention_mask must have shape {lengths}, got {list(mask.shape)}")
-    return mask[:, mask.shape[1] - T :] != 0
+    return read_mask(mask[:, mask.shape[1] - T :])
 
 
 def _check_positions(position_ids: Tensor, B: int, T: int) -> Tensor:

@@ -1,19 +1,14 @@
 """The models: the shared block (`varla.backbone.block`) with RMS norms and SwiGLU, on transformers' base classes.
 
 `VarlaModel` handles batches (padding, packed sequences) once for all layers. The layers know the mechanisms.
-`VarlaForCausalLM` adds the head, the loss and what `generate` needs.
+`VarlaForCausalLM` adds the head and the loss; what `generate` needs is in `varla.models.generation`.
 """
 
 import math
-from pickle import UnpicklingError
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from transformers import GenerationMixin, PreTrainedModel
-from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
@@ -21,17 +16,11 @@ from varla.backbone.block import Block, ScaledEmbedding, SwiGLU
 from varla.layers import LayerState, ModelState, build
 from varla.layers.norm import RMSNorm
 from varla.models.cache import VarlaCache, signature, tokens_seen
-from varla.models.checks import (
-    IGNORED,
-    check_embeds,
-    check_ids,
-    check_kept,
-    check_labels,
-    check_prompt,
-    check_vocabulary,
-)
+from varla.models.checks import IGNORED, check_embeds, check_ids, check_kept, check_labels, check_vocabulary
 from varla.models.configuration import VarlaConfig
-from varla.models.layout import Layout, find_layout
+from varla.models.generation import VarlaGenerationMixin
+from varla.models.layout import AttentionRecorder, Layout, find_layout
+from varla.models.pretrained import VarlaPreTrainedModel
 
 
 class VarlaBlock(GradientCheckpointingLayer, Block):  # type: ignore[misc]
@@ -49,78 +38,6 @@ class VarlaBlock(GradientCheckpointingLayer, Block):  # type: ignore[misc]
         last: Any
         for last in (self.mixer.out, self.mlp.down_proj):  # type: ignore[union-attr]
             last.ends_branch = True  # see _init_weights
-
-
-class VarlaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
-    """What both models share: how weights are initialised and loaded."""
-
-    config: VarlaConfig
-    config_class = VarlaConfig
-    base_model_prefix = "model"
-    supports_gradient_checkpointing = True
-    _no_split_modules = ["VarlaBlock"]  # noqa: RUF012
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
-    _supports_sdpa = True
-    _is_stateful = True  # no assisted generation: states cannot be taken back
-
-    def __init__(self, config: VarlaConfig):
-        """The configuration is checked again: it may have been changed since it was made."""
-        if isinstance(config, VarlaConfig):
-            config.check()
-        super().__init__(config)
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        """Weights are drawn from N(0, initializer_range).
-
-        Residual output projections are scaled by 1 / sqrt(2 * layers). Convolutions start as PyTorch's own: filters
-        drawn at 0.02 would let almost nothing through.
-        """
-        if getattr(module, "ends_branch", False):
-            init.normal_(
-                module.weight, 0.0, self.config.initializer_range / math.sqrt(2 * self.config.num_hidden_layers)
-            )
-        elif isinstance(module, nn.Conv1d):
-            init.uniform_(module.weight, -(bound := 1 / math.sqrt(module.kernel_size[0])), bound)
-            if module.bias is not None:
-                init.zeros_(module.bias)
-        else:
-            super()._init_weights(module)
-
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any) -> Any:
-        """As in transformers, but unreadable, misshapen, missing and unexpected weights are errors.
-
-        Transformers only logs a report of the last three, or raises an error that refers to that report.
-        """
-        wants_info = kwargs.pop("output_loading_info", False)
-        reshape = kwargs.pop("ignore_mismatched_sizes", False)
-        where = pretrained_model_name_or_path
-        try:
-            model, info = super().from_pretrained(
-                where, *model_args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
-            )
-        except (SafetensorError, UnpicklingError) as error:
-            # The message of an UnpicklingError is dropped: it advises to run code from the file.
-            what = f": {error}" if isinstance(error, SafetensorError) else ""
-            raise ValueError(f"{where}: its weights cannot be read (damaged, or cut short){what}") from error
-        if info["mismatched_keys"] and not reshape:
-            name, theirs, ours = min(info["mismatched_keys"])
-            raise ValueError(
-                f"{where} does not fit its configuration: {name} has shape {list(theirs)} in the checkpoint and "
-                f"{list(ours)} by config.json"
-            )
-        if missing := sorted(info["missing_keys"]):
-            raise ValueError(
-                f"{where} does not hold all weights of this {cls.__name__}: {len(missing)} are missing, {missing[0]!r} "
-                "among them. Is it a checkpoint of another model?"
-            )
-        if others := sorted(info["unexpected_keys"]):
-            raise ValueError(
-                f"{where} does not fit its configuration: it holds {len(others)} weights that this {cls.__name__} has "
-                f"not, {others[0]!r} among them. Is config.json another model's?"
-            )
-        return (model, info) if wants_info else model
 
 
 class VarlaModel(VarlaPreTrainedModel):
@@ -166,11 +83,10 @@ class VarlaModel(VarlaPreTrainedModel):
             use_cache: return a cache. None: config.use_cache, and False in training.
             output_hidden_states: also return the outputs of the embedding and of every block, [B, T, hidden_size] each;
                 the last is after the final norm.
-            output_attentions: False: there are no attention weights to return.
+            output_attentions: also return the weights of the softmax layers, [B, heads, T, past + T] each; recurrent
+                layers have none. A cache does not hold padding: its tokens come first among the `past`.
             cu_seqlens: [N + 1] offsets that pack N sequences into B = 1. The cache then has N rows.
         """
-        if output_attentions:
-            raise ValueError("output_attentions must be False: a recurrent layer has no attention weights")
         if getattr(self, "_is_replica", False):
             raise ValueError(
                 "nn.DataParallel can neither split packed sequences nor join caches: use DistributedDataParallel, by "
@@ -183,41 +99,55 @@ class VarlaModel(VarlaPreTrainedModel):
         if use_cache is None:
             use_cache = cache is not None or (self.config.use_cache and not self.training)
         if cache is None and use_cache:
-            cache = VarlaCache(self.config)
-        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        x, hidden = self._blocks(x, layout, cache, use_cache, bool(wanted))
+            cache = VarlaCache(self.config, self.signature)
+        output_hidden_states = (
+            self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        )
+        output_attentions = self.config.output_attentions if output_attentions is None else output_attentions
+        hidden: list[Tensor] | None = [] if output_hidden_states else None
+        recorder = AttentionRecorder(layout, past) if output_attentions else None
+        x = self._blocks(x, layout, cache, use_cache, hidden, recorder)
         output = BaseModelOutputWithPast(
             last_hidden_state=x,
             past_key_values=cache if use_cache else None,
-            hidden_states=hidden if wanted else None,
+            hidden_states=None if hidden is None else (*hidden, x),
+            attentions=None if recorder is None else tuple(recorder.kept),
         )
         return output.to_tuple() if return_dict is False else output
 
     def _blocks(
-        self, x: Tensor, layout: Layout | None, cache: VarlaCache | None, update: bool, keep: bool
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """(last hidden state, and with `keep` all of them) of embeddings x [B, T, hidden_size]."""
+        self,
+        x: Tensor,
+        layout: Layout | None,
+        cache: VarlaCache | None,
+        update: bool,
+        hidden: list[Tensor] | None,
+        recorder: AttentionRecorder | None,
+    ) -> Tensor:
+        """The last hidden state of embeddings x [B, T, hidden_size]. The others are appended to `hidden`."""
         B, T = x.shape[:2]
         before = None
         if cache is not None:
             before = cache.read(self.signature, B if layout is None else layout.rows)
             self._check_checkpointing(before)
-        hidden = [x] if keep else []
+        if hidden is not None:
+            hidden.append(x)
         cu_seqlens = None
         if layout is not None:
             x, cu_seqlens = layout.pack(x), layout.cu_seqlens
         after: list[LayerState] = []
         for i, block in enumerate(self.layers):
-            if keep and i > 0:
+            if hidden is not None and i > 0:
                 hidden.append(x if layout is None else layout.unpack(x))
-            x, state = block(x, None if before is None else before.layers[i], cu_seqlens)
+                x = x if layout is None else layout.pack(hidden[-1])  # so that gradients reach what is returned
+            x, state = block(x, None if before is None else before.layers[i], cu_seqlens, recorder)
             if update:
                 after.append(state)
         x = self.norm(x)
-        x = x if layout is None else layout.unpack(x)
         if cache is not None and update:
-            cache.write(after, T if layout is None else layout.longest)
-        return x, (*hidden, x)
+            last = x[:, -1].clone() if layout is None else layout.last(x, cache.last)
+            cache.write(after, T if layout is None else layout.longest, last)
+        return x if layout is None else layout.unpack(x)
 
     def _check_checkpointing(self, state: ModelState | None) -> None:
         """Refuse reentrant checkpointing with a state that needs gradients: it tracks tensor arguments only."""
@@ -246,7 +176,7 @@ class VarlaModel(VarlaPreTrainedModel):
         return sum(block.mixer.state_size(T) for block in self.layers)  # type: ignore[union-attr, operator]
 
 
-class VarlaForCausalLM(VarlaPreTrainedModel, GenerationMixin):  # type: ignore[misc]
+class VarlaForCausalLM(VarlaPreTrainedModel, VarlaGenerationMixin):
     """A language model: `VarlaModel` and a head, tied to the embedding or not."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
@@ -277,16 +207,19 @@ class VarlaForCausalLM(VarlaPreTrainedModel, GenerationMixin):  # type: ignore[m
     ) -> Any:
         """Logits [B, T, vocab_size], and the loss if there are labels: CausalLMOutputWithPast, or a tuple.
 
+        Padding is not read: its logits are those of the last token before it, zeros if there is none.
+
         Args beyond those of `VarlaModel.forward`:
             labels: [B, T], the tokens themselves: they are shifted here. Not predicted are labels of -100, padding and
                 the first token of a packed sequence.
-            logits_to_keep: compute logits of this many last positions only (0: all), or of these positions.
+            logits_to_keep: compute logits of at most this many last positions (0: all), or of these positions.
             num_items_in_batch: divide the summed loss by it; None: the mean over all predicted tokens.
         """
         if labels is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
             raise ValueError("the loss needs all logits: give labels or logits_to_keep, not both")
-        check_kept(logits_to_keep)
-        past = tokens_seen(past_key_values)  # now, because the call below adds to it
+        kept = check_kept(logits_to_keep, input_ids if inputs_embeds is None else inputs_embeds)
+        past = tokens_seen(past_key_values)  # now, because the call below changes both
+        before = None if past_key_values is None else past_key_values.last
         found = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -299,18 +232,17 @@ class VarlaForCausalLM(VarlaPreTrainedModel, GenerationMixin):  # type: ignore[m
             return_dict=True,
             cu_seqlens=cu_seqlens,
         )
-        hidden = found.last_hidden_state
-        if isinstance(logits_to_keep, Tensor):
-            hidden = hidden[:, logits_to_keep]
-        elif logits_to_keep:
-            hidden = hidden[:, -logits_to_keep:]
-        logits = self.lm_head(hidden)
-        loss = None
-        if labels is not None:
-            layout = find_layout(logits.shape[:2], logits.device, attention_mask, position_ids, cu_seqlens, past)
-            loss = self._loss(logits, labels, layout, num_items_in_batch)
+        hidden, layout = found.last_hidden_state, None
+        if attention_mask is not None or labels is not None:
+            layout = find_layout(hidden.shape[:2], hidden.device, attention_mask, position_ids, cu_seqlens, past)
+        logits = self.lm_head(hidden[:, kept] if layout is None else layout.repeat_at_padding(hidden, kept, before))
+        loss = None if labels is None else self._loss(logits, labels, layout, num_items_in_batch)
         output = CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=found.past_key_values, hidden_states=found.hidden_states
+            loss=loss,
+            logits=logits,
+            past_key_values=found.past_key_values,
+            hidden_states=found.hidden_states,
+            attentions=found.attentions,
         )
         return output.to_tuple() if return_dict is False else output
 
@@ -328,65 +260,3 @@ class VarlaForCausalLM(VarlaPreTrainedModel, GenerationMixin):  # type: ignore[m
             shift_labels=wanted.contiguous(),
             num_items_in_batch=count,
         )
-
-    def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, but a prompt that cannot be continued is an error that says why."""
-        prompt = kwargs.get("input_ids") if inputs is None else inputs
-        embeds, mask = kwargs.get("inputs_embeds"), kwargs.get("attention_mask")
-        if embeds is not None:
-            check_embeds(embeds, self.model.embed_tokens.weight)
-            check_prompt(embeds, mask)
-        elif isinstance(prompt, Tensor) and prompt.dim() == 2 and prompt.shape[1] == 0:
-            raise ValueError(
-                "the prompt is empty: it must hold at least one token a row, the beginning-of-text if none"
-            )
-        elif prompt is not None:
-            check_ids(prompt)
-            check_prompt(prompt, mask)
-        return super().generate(inputs, *args, **kwargs)
-
-    def prepare_inputs_for_generation(
-        self,
-        input_ids: Tensor,
-        next_sequence_length: int | None = None,
-        inputs_embeds: Tensor | None = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        """As in transformers, but without a mask after the prompt: nothing is padded then, and a mask costs time."""
-        cache = kwargs.get("past_key_values")
-        seen = tokens_seen(cache)
-        if seen and next_sequence_length is not None and next_sequence_length < 1:
-            raise ValueError(
-                f"past_key_values has seen {seen} tokens a row: input_ids must hold these and at least one more, got "
-                f"{seen + next_sequence_length}; or the new ones alone, with an attention_mask for old and new"
-            )
-        inputs: dict[str, Any] = super().prepare_inputs_for_generation(
-            input_ids, next_sequence_length, inputs_embeds=inputs_embeds, **kwargs
-        )
-        if cache is not None and next_sequence_length == 1 and not kwargs.get("is_first_iteration", False):
-            inputs.pop("attention_mask", None)
-        return inputs
-
-    def _prepare_generated_length(self, generation_config: Any, has_default_max_length: bool, **given: Any) -> Any:
-        """As in transformers, but without a given length it does not stop at max_position_embeddings."""
-        usual = generation_config.max_length
-        found = super()._prepare_generated_length(
-            generation_config=generation_config, has_default_max_length=has_default_max_length, **given
-        )
-        if has_default_max_length and found.max_new_tokens is None:
-            found.max_length = usual + given["input_ids_length"]
-        return found
-
-    def _prepare_cache_for_generation(
-        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> None:
-        """Make a VarlaCache where transformers would make one of its own kinds."""
-        kind = generation_config.cache_implementation
-        if kind not in (None, "dynamic"):
-            raise ValueError(f"cache_implementation must be None: a Varla model has its own cache, got {kind!r}")
-        cache = model_kwargs.get("past_key_values")
-        tokens_seen(cache)  # refuses caches of other kinds
-        if cache is None and generation_config.use_cache is not False:
-            model_kwargs["past_key_values"] = VarlaCache(self.config)
-            return
-        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)

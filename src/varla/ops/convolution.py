@@ -53,6 +53,8 @@ def last_inputs(x: Tensor, before: Tensor, cu_seqlens: Tensor | None = None) -> 
     past = before.shape[1]
     before = before.to(x.dtype)
     if cu_seqlens is None:
+        if torch.compiler.is_compiling():  # without a branch, which would bind the traced graph to T >= W - 1
+            return torch.cat((before, x), 1)[:, x.shape[1] :].clone()
         kept = max(0, past - x.shape[1])  # tokens of `before` that are still among the last W - 1
         return torch.cat((before[:, past - kept :], x[:, x.shape[1] - past + kept :]), 1)
     cu_seqlens = cu_seqlens.to(x.device, torch.int64)

@@ -10,7 +10,19 @@ from typing import Any, Literal, Unpack, overload
 from torch import Tensor
 
 from varla.ops.checks import check_inputs
-from varla.ops.dispatch import CALL, CallOptions, Mechanism, accepts, begin, choose, run, run_step, settings_of, split
+from varla.ops.dispatch import (
+    CALL,
+    CallOptions,
+    Mechanism,
+    accepts,
+    begin,
+    choose,
+    loop_pays,
+    run,
+    run_step,
+    settings_of,
+    split,
+)
 from varla.ops.memory import kernel_form, memory_chunk, reference_form
 from varla.ops.memory.settings import MemorySettings
 from varla.ops.packing import check_packing
@@ -69,7 +81,7 @@ def decayed_delta_rule(
         return run(_DECAYED, inputs, sizes, settings, return_state, **call)
     backend, chunk_size = call.pop("backend"), call.pop("chunk_size")
     form = choose(_CHANNELS, backend, chunk_size, sizes, q)
-    if form == "chunk" and backend == "auto" and chunk_size is None and sizes["T"] <= CHANNEL_LOOP_TOKENS:
+    if form == "chunk" and backend == "auto" and chunk_size is None and loop_pays(sizes, CHANNEL_LOOP_TOKENS):
         form = "reference"
     if form == "chunk":
         size = CHANNEL_CHUNK if chunk_size is None else chunk_size

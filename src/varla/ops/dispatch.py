@@ -197,10 +197,12 @@ def choose(
     if chunk_size is not None:
         check_count("chunk_size", chunk_size, none_means="chosen by shape")
     if backend == "auto":
-        wanted = mechanism.kernels is not None and sizes["T"] <= mechanism.kernel_tokens and chunk_size is None
-        if like.is_cuda and wanted and cannot_launch(like, sizes, "backend='chunk'") is None:
+        wanted = like.is_cuda and mechanism.kernels is not None and chunk_size is None
+        if wanted and mechanism.kernel_tokens < math.inf:  # asking would bind an exported graph to some lengths
+            wanted = not torch.compiler.is_exporting() and sizes["T"] <= mechanism.kernel_tokens
+        if wanted and cannot_launch(like, sizes, "backend='chunk'") is None:
             return "triton"
-        backend = "reference" if chunk_size is None and sizes["T"] < LOOP_TOKENS else "chunk"
+        backend = "reference" if chunk_size is None and loop_pays(sizes, LOOP_TOKENS - 1) else "chunk"
     elif backend != "chunk" and chunk_size is not None:
         why = "has its own" if backend == "triton" else "has no chunks"
         raise ValueError(f"chunk_size is for backend='chunk' (or 'auto'); backend={backend!r} {why}")
@@ -208,6 +210,14 @@ def choose(
     if reason is not None:
         raise RuntimeError(f"backend={backend!r} cannot run here: {reason}")
     return backend
+
+
+def loop_pays(sizes: Mapping[str, int], tokens: int) -> bool:
+    """Whether there are so few tokens that a loop over them is faster than chunks.
+
+    A traced graph would unroll the loop, and be bound to its length: then only one token is looped over.
+    """
+    return sizes["T"] <= (1 if torch.compiler.is_compiling() else tokens)
 
 
 def choose_step(
