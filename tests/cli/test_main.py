@@ -84,7 +84,7 @@ def raising(error):
     app = typer.Typer(cls=errors.Commands)
 
     @app.callback()
-    def root(traceback: bool = False) -> None:
+    def root(debug: bool = False) -> None:
         pass
 
     @app.command()
@@ -123,4 +123,4 @@ def test_what_nobody_foresaw_is_raised(error):
 
 def test_traceback_on_request():
     error = ValueError("bad value")
-    assert CliRunner().invoke(raising(error), ["--traceback", "fail"]).exception is error
+    assert CliRunner().invoke(raising(error), ["--debug", "fail"]).exception is error

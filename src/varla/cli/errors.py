@@ -6,6 +6,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from varla.cli.doubt import doubt
 from varla.cli.output import complain
 from varla.runs.outcomes import EXIT_CODES, EXIT_USAGE, INTERRUPTED, Diverged, Interrupted
 
@@ -22,7 +23,7 @@ class Commands(TyperGroup):
             raise typer.Exit(EXIT_CODES[INTERRUPTED]) from None
         except Exception as error:
             found = explain(error)
-            if found is None or ctx.params.get("traceback"):
+            if found is None or ctx.params.get("debug"):
                 raise
             message, code = found
             complain(message)
@@ -32,7 +33,7 @@ class Commands(TyperGroup):
 def explain(error: Exception) -> tuple[str, int] | None:
     """(message, exit code) of an error that a person can act on; None for a bug."""
     if isinstance(error, (ValueError, TypeError)):
-        return str(error), EXIT_USAGE
+        return f"{error}{doubt(error)}", EXIT_USAGE
     if isinstance(error, OSError) and error.errno != errno.EPIPE:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or error}", EXIT_USAGE

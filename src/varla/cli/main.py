@@ -78,6 +78,8 @@ def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
-    traceback: Annotated[bool, typer.Option("--traceback", help="Show the traceback of an error.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", "--traceback", envvar="VARLA_DEBUG", help="Show the traceback of an error.")
+    ] = False,
 ) -> None:
     """Variational Linear Attention: train and compare constant-memory sequence mixers."""
