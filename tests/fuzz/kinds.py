@@ -16,4 +16,5 @@ KINDS: dict[str, Callable[[Path], Attempt]] = {
     "set": settings.assignments,
     "config": settings.models,
     "operator": operators.operators,
+    "forms": operators.forms,
 }
