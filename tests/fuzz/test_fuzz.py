@@ -15,7 +15,7 @@ TRIES = {
     "config": 150, "operator": 1500, "forms": 200,
 }  # fmt: skip
 # Kinds whose finds are not mended yet.
-PENDING = {"checkpoint", "tokens", "record", "yaml", "set", "operator", "forms"}
+PENDING = {"checkpoint", "tokens", "record", "yaml", "set"}
 
 
 @pytest.mark.filterwarnings("ignore")
