@@ -9,6 +9,7 @@ from tests.fuzz.core import Attempt
 KINDS: dict[str, Callable[[Path], Attempt]] = {
     "state": files.states,
     "session": files.sessions,
+    "forged": files.forged,
     "checkpoint": files.checkpoints,
     "tokens": files.tokens,
     "record": files.records,
