@@ -5,6 +5,9 @@ import shutil
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from transformers import ByT5Tokenizer
 from typer.testing import CliRunner
 
 import varla
@@ -15,6 +18,10 @@ from tests.ops.operators import KINDS, STATES, make_state
 from tests.session.cases import tiny
 from varla.files import digest
 from varla.training import checkpoint
+
+# Numbers for forged tensors.
+WHOLE = (-1, 0, 1, 7, 40, 300, 2**31, 2**62, -(2**63))
+REAL = (-1.0, 0.0, 1e-38, 1e38, float("nan"), float("inf"))
 
 
 def states(folder: Path) -> Attempt:
@@ -54,6 +61,32 @@ def sessions(folder: Path) -> Attempt:
         except Exception as error:
             return refused(error, path.name)
         return _same(_session(found), wanted)
+
+    return attempt
+
+
+def forged(folder: Path) -> Attempt:
+    """Sessions with other numbers and the right checksum: refused by name, or usable."""
+    model, tokenizer = tiny(["vla", "softmax"]), ByT5Tokenizer(extra_ids=0)
+    session = varla.Session(model, tokenizer).feed("Hello")
+    list(session.generate_text(3, seed=1))
+    path = folder / "forged.session"
+    session.save(path)
+    with safe_open(path, "pt") as file:
+        metadata, tensors = file.metadata(), {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+
+    def attempt(draw: random.Random) -> str:
+        changed = {name: x.clone() for name, x in tensors.items()}
+        for _ in range(draw.choice((1, 2))):
+            x = changed[draw.choice(list(changed))].view(-1)
+            x[draw.randrange(len(x))] = draw.choice(REAL if x.is_floating_point() else WHOLE)
+        save_file(changed, path, {**metadata, "checksum": digest(changed)})
+        try:
+            found = varla.Session.load(path, model, tokenizer)
+            list(found.generate_text(2, temperature=0))
+        except Exception as error:
+            return refused(error, path.name, "logits")
+        return ACCEPTED
 
     return attempt
 

@@ -9,6 +9,7 @@ from tests.fuzz.core import Attempt
 KINDS: dict[str, Callable[[Path], Attempt]] = {
     "state": files.states,
     "session": files.sessions,
+    "forged": files.forged,
     "checkpoint": files.checkpoints,
     "tokens": files.tokens,
     "record": files.records,
@@ -16,4 +17,5 @@ KINDS: dict[str, Callable[[Path], Attempt]] = {
     "set": settings.assignments,
     "config": settings.models,
     "operator": operators.operators,
+    "forms": operators.forms,
 }

@@ -22,11 +22,12 @@ TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 OTHER_TYPES = (torch.int64, torch.bool, torch.complex64, torch.uint8, torch.float8_e4m3fn)
 WIDTHS = {"q": "D", "k": "D", "u": "D", "a": "D", "v": "V", "beta": "", "log_gate": ""}
 TENSORS = tuple(WIDTHS)
+WRONG = 1e-2  # float32 may lose digits, but not its meaning
 # Settings and values of them that are plausible.
 CHOICES: dict[str, tuple[Any, ...]] = {
     "backend": ("auto", "chunk", "reference", "triton", "scan"),
     "chunk_size": (None, 1, 2, 5, 64),
-    "lambda0": (0.1, 1, 1e-3, 1e-45, 10**400, 1e30),
+    "lambda0": (0.1, 1, 1e-3, 1e-6, 1e-45, 10**400, 1e30),
     "refresh_every": (20, 1, 2, None),
     "refresh": (1e-3, 0, 1.0),
     "eps": (1e-4, 0, 1.0),
@@ -57,12 +58,64 @@ def operators(folder: Path) -> Attempt:
     return attempt
 
 
-def _arguments(name: str, function: Any, draw: random.Random) -> dict[str, Any]:
+def forms(folder: Path) -> Attempt:
+    """Calls that are right, by two backends: `chunk` in float32 and float64 has the reference's numbers."""
+
+    def attempt(draw: random.Random) -> str:
+        name = draw.choice([each for each in NAMES if not each.endswith("_step")])
+        function = getattr(varla, name)
+        given = _arguments(name, function, draw, longest=90, types=TYPES[:2]) | {"return_state": True}
+        given |= {key: given[key] * draw.choice((1, 1, 30, 500)) for key in ("log_gate",) if key in given}
+        exact = {key: _double(value) for key, value in given.items()}
+        try:
+            wanted = _numbers(function(**exact | {"backend": "reference"}))
+            plain = _numbers(function(**given | {"backend": "reference"}))
+            found = _numbers(function(**given | {"backend": "chunk"}))
+        except Exception as error:
+            return refused(error, *inspect.signature(function).parameters)
+        for key, value in wanted.items():
+            theirs, ours = _off(plain[key], value), _off(found[key], value)
+            if not theirs <= WRONG:
+                raise Find(f"the reference of {name} is off by {theirs:.1e} in {key}")
+            if not ours <= max(100 * theirs, _allowed(given)):
+                raise Find(f"{name} is off by {ours:.1e} in {key}, its reference by {theirs:.1e}")
+        return ACCEPTED
+
+    return attempt
+
+
+def _allowed(given: dict[str, Any]) -> float:
+    """Rounding, which grows as lambda0 shrinks (`varla.vla`)."""
+    eps = torch.finfo(given["k"].dtype).eps
+    return eps * (1000 + 50 * (given.get("penalty_scale") or 1.0) ** 2 / given.get("lambda0", 0.1))
+
+
+def _double(value: Any) -> Any:
+    if isinstance(value, State):
+        return value.map(_double)
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _numbers(found: tuple[Tensor, State]) -> dict[str, Tensor]:
+    o, state = found
+    return {"o": o.double(), **{name: x.double() for name, x in state.tensors().items()}}
+
+
+def _off(x: Tensor, wanted: Tensor) -> float:
+    """The largest difference, relative to the largest number, or to 1e-3 where the inputs cancel each other."""
+    same = (x == wanted) | (x.isnan() & wanted.isnan())
+    scale = wanted.abs().nan_to_num(0, 0, 0).max().clamp_min(1e-3) if wanted.numel() else 1.0
+    return float(torch.where(same, 0.0, (x - wanted).abs() / scale).max()) if x.numel() else 0.0
+
+
+def _arguments(
+    name: str, function: Any, draw: random.Random, longest: int = 5, types: tuple[torch.dtype, ...] = TYPES
+) -> dict[str, Any]:
     """A call that is right."""
     step = name.endswith("_step")
-    sizes = {"B": draw.randint(1, 2), "T": draw.randint(1, 5), "H": draw.randint(1, 2), "D": draw.randint(1, 4)}
+    sizes = {"B": draw.randint(1, 2), "T": draw.randint(1, longest), "H": draw.randint(1, 2), "D": draw.randint(1, 4)}
     sizes["V"] = draw.randint(1, 4)
-    dtype = draw.choice(TYPES)
+    dtype = draw.choice(types)
     numbers = torch.Generator().manual_seed(draw.getrandbits(32))
     parameters = inspect.signature(function).parameters
     found: dict[str, Any] = {}
@@ -100,7 +153,7 @@ def _spoil(arguments: dict[str, Any], draw: random.Random) -> None:
     elif draw.random() < 0.05:
         del arguments[key]
     else:
-        with suppress(RuntimeError, TypeError):  # an odd tensor cannot become odder in every way
+        with suppress(RuntimeError, TypeError, AttributeError):  # an odd tensor cannot become odder in every way
             arguments[key] = _spoiled(value, draw)
 
 
@@ -122,7 +175,9 @@ def _other(draw: random.Random) -> Any:
 
 
 def _odd(x: Tensor, draw: random.Random) -> Any:
-    """A tensor that differs in one way."""
+    """A tensor that differs in one way. (PyTorch itself may crash if an odd layout is made odder.)"""
+    if x.layout != torch.strided or x.is_nested or x.is_meta:
+        return x
     match draw.randrange(14):
         case 0:
             return x.to(draw.choice((*TYPES, *OTHER_TYPES)))

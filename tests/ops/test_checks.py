@@ -361,6 +361,10 @@ def test_tensors_without_dense_data_are_refused(op):
     nested = torch.nested.nested_tensor(list(x), layout=torch.jagged)
     check_refused(op, {**inputs, name: nested}, {}, name, "dense")
     check_refused(op, {each: y.to("meta") for each, y in inputs.items()}, {}, name, "meta device")
+    whole = make_state(op)
+    for odd in (whole.S.to_sparse(), torch.nested.nested_tensor(list(whole.S), layout=torch.jagged)):
+        state = whole.of({**whole.tensors(), "S": odd}.values())
+        check_refused(op, inputs, {"initial_state": state}, "initial_state.S", "dense")
 
 
 @pytest.mark.parametrize(

@@ -247,6 +247,7 @@ def test_a_changed_byte_is_noticed(saved):
         ({"tensors": {"position": torch.tensor([-1])}}, ["damaged"]),
         ({"tensors": {"layers.2.S": torch.zeros(3)}}, ["damaged", "layers.2.S", "no session has"]),
         ({"tensors": {"text": torch.tensor([2, 9] + [-1] * 30)}}, ["damaged", "its text"]),
+        ({"tensors": {"text": torch.tensor([0, 259] + [-1] * 30)}}, ["damaged", "its text"]),
     ],
     ids=str,
 )

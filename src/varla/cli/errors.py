@@ -7,6 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from varla.cli.doubt import doubt
 from varla.cli.output import complain, note
 from varla.cli.streams import STANDARD_OUTPUT, discard_output, naming
 from varla.runs.outcomes import EXIT_CODES, EXIT_USAGE, FAILED, INTERRUPTED, Diverged, Interrupted
@@ -55,7 +56,7 @@ def explain(error: Exception) -> tuple[str, int] | None:
     if isinstance(error, OSError):
         return _system(error), EXIT_USAGE
     if isinstance(error, (ValueError, TypeError)):
-        return str(error), EXIT_USAGE
+        return f"{error}{doubt(error)}", EXIT_USAGE
     if isinstance(error, ImportError) and not (error.name or "").startswith("varla"):
         return f"this command needs a package that is not installed: {error}", EXIT_USAGE
     if type(error).__name__ == "SafetensorError":  # by its name: safetensors may not be installed

@@ -218,6 +218,8 @@ def check_state(
         label = f"{name}.{field}"
         if not isinstance(x, Tensor):
             raise TypeError(f"{label} must be a tensor, got {type(x).__name__}")
+        if x.layout != torch.strided or x.is_nested:
+            raise TypeError(f"{label} must be a dense tensor, got {'nested' if x.is_nested else x.layout}")
         if list(x.shape) != shape:
             raise ValueError(f"{label} must have shape [{', '.join(letters)}] = {shape}, got {list(x.shape)}")
         if x.device != device:

@@ -203,7 +203,7 @@ def _content(
         cache.write(states, tokens)
     if tensors:
         raise ValueError(f"{path} is damaged: it holds {min(tensors)!r}, which no session has")
-    return Content(cache, logits, _unpack(path, text, tokenizer))
+    return Content(cache, logits, _unpack(path, text, model.get_input_embeddings().num_embeddings, tokenizer))
 
 
 def _template(model: "VarlaForCausalLM") -> tuple[list[LayerState], Tensor]:
@@ -247,8 +247,8 @@ def _pack(decoder: Decoder | None) -> Tensor:
     return torch.tensor(held + [-1] * (_TEXT - len(held)))
 
 
-def _unpack(path: str | os.PathLike[str], text: Tensor, tokenizer: Any) -> Decoder | None:
+def _unpack(path: str | os.PathLike[str], text: Tensor, words: int, tokenizer: Any) -> Decoder | None:
     known, *ids = (each for each in text.tolist() if each >= 0) if int(text[0]) >= 0 else (-1,)
-    if known > len(ids):
-        raise ValueError(f"{path} is damaged: its text cannot be gone on with")
+    if known > len(ids) or any(each >= words for each in ids):
+        raise ValueError(f"{path} is damaged: its text cannot be continued")
     return None if known < 0 or tokenizer is None else Decoder(tokenizer, ids, known)

@@ -28,7 +28,11 @@ class Run(RunFolder):
 
     def config(self) -> RunConfig:
         """The settings that the run was made with."""
-        return from_dict(self.read_config())
+        values = self.read_config()
+        try:
+            return from_dict(values)
+        except (ValueError, TypeError) as error:  # a command may read several runs: say which
+            raise RunError(f"{self.config_file}: {error}") from error
 
     def metrics(self) -> list[dict[str, Any]]:
         """Everything logged, in order. Leaves out a last line that a kill cut short."""
