@@ -14,6 +14,7 @@ import altair as alt
 import torch
 
 from varla.report.curves import learning_curves, lines, save
+from varla.runs.folder import write_aside
 from varla.runs.metrics import EVAL
 from varla.runs.outcomes import FINISHED
 from varla.training import Run, build_model, build_task, checkpoint, sweep
@@ -141,7 +142,7 @@ def write(results: Sequence[Result], folder: Path) -> dict[str, Path]:
         color="independent", strokeDash="independent", shape="independent"
     )
     page = folder / "index.html"
-    page.write_text(_page(body.to_html(inline=True, fullhtml=False, output_div="charts"), results), encoding="utf-8")
+    write_aside(page, _page(body.to_html(inline=True, fullhtml=False, output_div="charts"), results))
     return {"curves": picture, "page": page}
 
 
