@@ -89,8 +89,9 @@ def test_one_without_a_seal_that_is_whole_is_taken(copy):
 
 def test_a_kill_while_it_saves_does_not_block_the_run(run, copy, caplog):
     (copy / "checkpoint-6" / "trainer_state.json").unlink()
-    (copy / "checkpoint-6" / SEAL).unlink()
+    (copy / "checkpoint-6" / SEAL).rename(copy / "checkpoint-3" / f".{SEAL}.123")
     assert train(run[0], copy, resume=True)["steps"] == 6
+    assert [path.name for path in copy.rglob(".*")] == [".lock"]
     assert "checkpoint-6 was not saved completely and is removed; resuming from checkpoint-3" in caplog.text
     assert newest(copy) == copy / "checkpoint-6"
     a, b = (load_file(each / "model" / "model.safetensors") for each in (copy, run[1]))

@@ -130,7 +130,7 @@ def _train(
 class LMFolder(RunFolder):
     """The files of a language model's run."""
 
-    LEFTOVERS = (*RunFolder.LEFTOVERS, ".model.*", ".checkpoint-*", "tokens/.*")
+    LEFTOVERS = (*RunFolder.LEFTOVERS, ".model.*", ".checkpoint-*", "checkpoint-*/.checksums.json.*", "tokens/.*")
 
 
 class SavingTrainer(Trainer):  # type: ignore[misc]
