@@ -261,3 +261,14 @@ def test_every_command_knows_a_run_of_the_other_kind(trained, tmp_path):
     assert refused(varla("train", "--resume", folder), f"varla train-lm --resume {folder}")
     assert refused(varla("train-lm", "--resume", trained), f"varla train --resume {trained}")
     assert refused(varla("generate", trained, "--prompt", "a"), "`varla train`", f"varla eval {trained}")
+
+
+def test_losses_that_are_not_finite_are_left_out_of_averages(tmp_path):
+    for seed, loss in ((1, 3.0), (2, float("nan"))):
+        folder = language_model(tmp_path / "lms" / f"book-s{seed}", seed=seed)
+        RunFolder(folder).write_record({**RunFolder(folder).record(), "loss": loss})
+    found = records(varla("compare", tmp_path / "lms", "--format", "json"))
+    assert (found["book-s1"]["loss"], found["book-s2"]["loss"]) == (3.0, None)
+    found = records(varla("compare", tmp_path / "lms", "--average", "--format", "json"))
+    assert (found["book"]["loss"], found["book"]["parameters"]) == (3.0, 1000)
+    assert "loss sd" not in found["book"]

@@ -86,7 +86,7 @@ def test_hostile_yaml_is_refused_at_once(tmp_path, text, words):
         override({}, [f"x={text}"])
     assert words in str(caught.value)
     assert len(str(caught.value)) < 1000
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15
 
 
 def test_plain_anchors_and_merges_are_read():

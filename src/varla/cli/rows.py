@@ -49,7 +49,7 @@ class Row:
         """All cells, for CSV and JSON. What is not finite is left empty."""
         found: dict[str, Any] = {"run": self.name}
         for column, value in self.cells.items():
-            found[column] = None if isinstance(value, float) and not math.isfinite(value) else value
+            found[column] = None if _is_not_finite(value) else value
             if column in self.spread:
                 found[column + SPREAD] = self.spread[column]
         return found
@@ -175,11 +175,11 @@ def _average(name: str, group: Sequence[Row]) -> Row:
     cells: dict[str, Any] = {}
     spread = {}
     for column in dict.fromkeys(column for row in group for column in row.cells):
-        values = [row.cells[column] for row in group if row.cells.get(column) is not None]
+        values = [x for row in group if (x := row.cells.get(column)) is not None and not _is_not_finite(x)]
         if column == "seed":
             cells["seeds"] = len(values)
         elif values and column not in WORDS:
-            cells[column] = statistics.fmean(values)
+            cells[column] = values[0] if len(set(values)) == 1 else statistics.fmean(values)
             if column in first.measured and len(values) > 1:
                 spread[column] = statistics.stdev(values)
         else:
@@ -207,6 +207,10 @@ def _common(names: Sequence[str]) -> str:
     """The names without their seeds, if that makes them equal; else the first."""
     bare = {re.sub(r"[-_](seed|s)\d+(?=$|[-_])", "", name) for name in names}
     return bare.pop() if len(names) > 1 and len(bare) == 1 else names[0]
+
+
+def _is_not_finite(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _without_seed(settings: Mapping[str, Any]) -> dict[str, Any]:

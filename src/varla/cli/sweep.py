@@ -58,7 +58,7 @@ def sweep(
 
 @contextmanager
 def progress(parts: int = 4) -> Iterator[Callable[[Sequence["Job"]], None]]:
-    """A function that shows the jobs: as a live table in a terminal; elsewhere a line after each of so many parts."""
+    """A function that shows the jobs: a live table in a terminal; elsewhere lines, `parts` of them for each run."""
     if not console().is_terminal:
         yield Lines(parts).show
         return
