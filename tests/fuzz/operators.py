@@ -153,7 +153,7 @@ def _spoil(arguments: dict[str, Any], draw: random.Random) -> None:
     elif draw.random() < 0.05:
         del arguments[key]
     else:
-        with suppress(RuntimeError, TypeError, AttributeError):  # an odd tensor cannot become odder in every way
+        with suppress(RuntimeError, TypeError, AttributeError, IndexError):  # an odd tensor may not become odder
             arguments[key] = _spoiled(value, draw)
 
 

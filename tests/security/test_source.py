@@ -12,7 +12,7 @@ LOADERS = {"from_pretrained", "load_dataset", "from_config", "pipeline"}
 FORBIDDEN = {"eval", "exec", "unsafe_load", "full_load", "yaml.load", "torch.load", "pickle.load", "pickle.loads"}
 MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 # A class that passes its caller's own keywords on: (file, call).
-PASSED_ON = {("src/varla/models/modeling.py", "super().from_pretrained")}
+PASSED_ON = {("src/varla/models/pretrained.py", "super().from_pretrained")}
 
 
 def unsafe(path, source):

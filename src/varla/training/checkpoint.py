@@ -185,7 +185,8 @@ def _optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tens
 
 def _read(path: Path, checksum: str) -> dict[str, Tensor]:
     try:
-        found = load_file(path)
+        # Copies: the file's memory map would follow whatever is written to the file later.
+        found = {name: x.clone() for name, x in load_file(path).items()}
     except (OSError, safetensors.SafetensorError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     if digest(found) != checksum:

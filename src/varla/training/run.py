@@ -1,6 +1,7 @@
 """The folder of a lab run: config.yaml, begun.json, metrics.jsonl, record.json, checkpoints/, tensorboard/."""
 
 import json
+import math
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 from varla.runs.folder import RunError, RunFolder, naming, write_aside
 from varla.runs.metrics import with_current_names
 from varla.training.config import RunConfig, from_dict
+
+_NUMBERS = {"steps", "chance", "parameters", "state bytes"}  # in a record
 
 
 class Run(RunFolder):
@@ -43,6 +46,10 @@ class Run(RunFolder):
         found = super().record()
         if not isinstance(final := found.get("final", {}), dict):
             raise RunError(f"{self.record_file} is damaged: `final` must hold metrics, got {final!r}")
+        for key in _NUMBERS & found.keys():
+            value = found[key]
+            if value is not None and not (_is_number(value) and math.isfinite(value)):
+                raise RunError(f"{self.record_file} is damaged: `{key}` must be a number, got {value!r}")
         return {**found, "final": with_current_names(final)} if found else found
 
     def begin(self, config: RunConfig, needed_bytes: int) -> None:
@@ -79,7 +86,13 @@ class Run(RunFolder):
         for number, line in enumerate(lines, 1):
             try:
                 entry = json.loads(line)
-                entry["step"] + 0  # a number
+                if type(entry["step"]) is not int or not all(map(_is_number, entry.values())):
+                    raise TypeError("metrics are numbers")
                 yield line.decode(), with_current_names(entry)
             except (ValueError, TypeError, KeyError, RecursionError) as error:
                 raise RunError(f"{self.metrics_file} is damaged: line {number} is not what a step logs") from error
+
+
+def _is_number(value: object) -> bool:
+    """Whether a metric can be this. The loss of a run that diverged is no number, and no whole number is that large."""
+    return isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
