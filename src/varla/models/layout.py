@@ -119,18 +119,17 @@ class Layout:
         return torch.zeros(B * T, dtype=torch.bool, device=device).index_fill(0, self.index, True).view(B, T)
 
     def check_counted(self, labels: Tensor) -> None:
-        """Raise if labels [B, T] hold tokens that a count of labels takes for predicted, though they cannot be.
+        """Raise if labels [B, T] hold first tokens of packed sequences: a count of labels takes them for predicted.
 
-        They are padding, and the first tokens of packed sequences. A loss divided by such a count would depend on how
-        sequences are split into batches. (A first token after padding is let pass: collators that pad on the left make
-        such labels.)
+        A loss divided by such a count would depend on how sequences are split into batches. Labels at padding are let
+        pass: generic code makes them.
         """
         read = self.read(labels.device)
-        wrong = ~self.predicts(labels.device)[:, :-1] & (read[:, :-1] | ~read[:, 1:])
+        wrong = ~self.predicts(labels.device)[:, :-1] & read[:, :-1] & read[:, 1:]
         if bool((wrong & (labels[:, 1:] != IGNORED)).any()):
             raise ValueError(
-                f"labels must be {IGNORED} at padding and at the first token of every packed sequence: these are not "
-                "predicted, but num_items_in_batch (of Trainer) counts all other labels. DataCollatorWithFlattening "
+                f"labels must be {IGNORED} at the first token of every packed sequence: it is not predicted, but "
+                "num_items_in_batch (of Trainer) counts all other labels. DataCollatorWithFlattening "
                 f"makes such labels, or labels.masked_fill(position_ids == 0, {IGNORED})"
             )
 
