@@ -137,19 +137,39 @@ def test_a_trainer_run_lowers_the_loss_padded_and_packed_alike(kind, tmp_path):
     assert error(torch.tensor(found[1]), torch.tensor(found[0])) <= 1e-2
 
 
-def test_the_loss_of_a_batch_does_not_depend_on_how_it_is_accumulated(tmp_path):
+def pack(rows):
+    """As DataCollatorWithFlattening, but every token is a label."""
+    ids = torch.tensor([[token for row in rows for token in row["input_ids"]]])
+    position = torch.cat([torch.arange(len(row["input_ids"])) for row in rows])[None]
+    return {"input_ids": ids, "position_ids": position, "labels": ids}
+
+
+def test_labels_that_are_counted_and_not_predicted_are_refused(tmp_path):
+    """The loss would depend on how the sequences are split into batches."""
+    net, rows = model("vla"), sentences([3, 5, 4, 6])
+    with pytest.raises(ValueError, match="labels must be -100 at the first token of every packed"):
+        Trainer(net, arguments(tmp_path), train_dataset=rows, data_collator=pack).train()
+    assert net(**pack(rows)).loss.isfinite()  # without a count, the mean is over what is predicted
+    assert net(**pack(rows[:1]), num_items_in_batch=2).loss.isfinite()
+
+
+@pytest.mark.parametrize("collator", [fill, DataCollatorWithFlattening()], ids=["padded", "packed"])
+def test_the_loss_of_a_batch_does_not_depend_on_how_it_is_split(tmp_path, collator):
     """Rows of very different lengths: a mean of means would not be the mean."""
-    found = []
-    for size, steps in ((8, 1), (2, 4)):
+    found, losses = [], []
+    for size, steps in ((8, 1), (2, 4), (1, 8)):
         net = model("vla")
         changes = {
             "max_steps": 1, "per_device_train_batch_size": size, "gradient_accumulation_steps": steps,
             "optim": "sgd", "learning_rate": 1.0, "max_grad_norm": 0.0, "logging_steps": 1,
         }  # fmt: skip
         rows = sentences([2, 3, 20, 18, 4, 2, 15, 3])
-        Trainer(net, arguments(tmp_path, **changes), train_dataset=rows, data_collator=fill).train()
+        trainer = Trainer(net, arguments(tmp_path, **changes), train_dataset=rows, data_collator=collator)
+        trainer.train()
+        losses.append(trainer.state.log_history[0]["loss"])
         found.append(torch.cat([parameter.detach().flatten() for parameter in net.parameters()]))
-    assert error(found[1], found[0]) <= 1e-5
+    assert max(error(each, found[0]) for each in found) <= 1e-5
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
 
 
 def test_a_checkpoint_of_the_trainer_is_gone_on_from(tmp_path):

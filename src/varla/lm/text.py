@@ -91,7 +91,15 @@ def byte_tokenizer() -> Any:
     found = Tokenizer(models.BPE(vocab=letters, merges=[]))
     found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     found.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=found, eos_token=END, clean_up_tokenization_spaces=False)
+    # It pads with the end of a text, on the left, where `generate` expects padding. One more token would not fit models
+    # that have 257.
+    return PreTrainedTokenizerFast(
+        tokenizer_object=found,
+        eos_token=END,
+        pad_token=END,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
 
 
 def files(source: str | list[str]) -> list[Path]:

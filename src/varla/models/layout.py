@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from varla.models.checks import check_tensor, read_mask
+from varla.models.checks import IGNORED, check_tensor, read_mask
 from varla.ops.packing import check_packing
 
 
@@ -61,8 +61,7 @@ class Layout:
         if self.index is None:
             return x[:, kept]
         B, T = self.batch
-        read = torch.zeros(B * T, dtype=torch.bool, device=x.device).index_fill(0, self.index, True).view(B, T)
-        place = torch.where(read, torch.arange(T, device=x.device), -1).cummax(1).values[:, kept]
+        place = torch.where(self.read(x.device), torch.arange(T, device=x.device), -1).cummax(1).values[:, kept]
         found = x[torch.arange(B, device=x.device)[:, None], place.clamp(min=0)]
         start = torch.zeros_like(x[:, 0]) if before is None else before.to(x.dtype)
         return torch.where((place >= 0)[..., None], found, start[:, None])
@@ -106,14 +105,33 @@ class Layout:
     def predicts(self, device: torch.device) -> Tensor:
         """[B, T]: whether a token and its right neighbour are both read, in the same sequence."""
         B, T = self.batch
-        read = torch.ones(B * T, dtype=torch.bool, device=device)
-        index = torch.arange(B * T, device=device)
-        if self.index is not None:
-            index = self.index
-            read = torch.zeros_like(read).index_fill(0, index, True)
+        read = self.read(device)
         ends = (self.cu_seqlens[1:] - 1)[self.cu_seqlens.diff() > 0].to(device)
-        goes_on = read.index_fill(0, index[ends], False).view(B, T)
-        return goes_on & pad(read.view(B, T)[:, 1:], (0, 1))
+        ends = ends if self.index is None else self.index[ends]
+        goes_on = read.flatten().index_fill(0, ends, False).view(B, T)
+        return goes_on & pad(read[:, 1:], (0, 1))
+
+    def read(self, device: torch.device) -> Tensor:
+        """[B, T]: which tokens are no padding."""
+        B, T = self.batch
+        if self.index is None:
+            return torch.ones(B, T, dtype=torch.bool, device=device)
+        return torch.zeros(B * T, dtype=torch.bool, device=device).index_fill(0, self.index, True).view(B, T)
+
+    def check_counted(self, labels: Tensor) -> None:
+        """Raise if labels [B, T] hold first tokens of packed sequences: a count of labels takes them for predicted.
+
+        A loss divided by such a count would depend on how sequences are split into batches. Labels at padding are let
+        pass: generic code makes them.
+        """
+        read = self.read(labels.device)
+        wrong = ~self.predicts(labels.device)[:, :-1] & read[:, :-1] & read[:, 1:]
+        if bool((wrong & (labels[:, 1:] != IGNORED)).any()):
+            raise ValueError(
+                f"labels must be {IGNORED} at the first token of every packed sequence: it is not predicted, but "
+                "num_items_in_batch (of Trainer) counts all other labels. DataCollatorWithFlattening "
+                f"makes such labels, or labels.masked_fill(position_ids == 0, {IGNORED})"
+            )
 
 
 def cut(weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,7 +183,7 @@ def find_layout(
         if attention_mask is not None:
             raise ValueError("give cu_seqlens or attention_mask, not both: packed sequences have no padding")
         check_packing(cu_seqlens, B, T, device)
-        cu_seqlens = cu_seqlens.cpu()
+        cu_seqlens = cu_seqlens.to("cpu", torch.int64)
         return Layout((B, T), None, cu_seqlens, int(cu_seqlens.diff().max()))
     keep = None if attention_mask is None else _check_mask(attention_mask, B, T, past)
     starts = None if position_ids is None else _check_positions(position_ids, B, T)

@@ -213,7 +213,8 @@ class VarlaForCausalLM(VarlaPreTrainedModel, VarlaGenerationMixin):
             labels: [B, T], the tokens themselves: they are shifted here. Not predicted are labels of -100, padding and
                 the first token of a packed sequence.
             logits_to_keep: compute logits of at most this many last positions (0: all), or of these positions.
-            num_items_in_batch: divide the summed loss by it; None: the mean over all predicted tokens.
+            num_items_in_batch: divide the summed loss by it; None: the mean over all predicted tokens. Trainer counts
+                labels for it: those that are not predicted must be -100.
         """
         if labels is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
             raise ValueError("the loss needs all logits: give labels or logits_to_keep, not both")
@@ -252,6 +253,8 @@ class VarlaForCausalLM(VarlaPreTrainedModel, VarlaGenerationMixin):
         wanted = pad(labels[:, 1:].long(), (0, 1), value=IGNORED)  # a small type may not hold it
         if layout is not None:
             wanted = wanted.masked_fill(~layout.predicts(labels.device), IGNORED)
+            if count is not None:
+                layout.check_counted(labels)
         check_vocabulary("labels", wanted, logits.shape[-1], f" or {IGNORED} (not predicted)")
         return self.loss_function(
             logits=logits,
