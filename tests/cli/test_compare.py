@@ -147,7 +147,7 @@ def test_what_is_refused_is_refused_before_anything_is_printed(trained, wrong):
 def copy(run, target, *, seed, **values):
     """The run with another seed, and other values logged at its last step."""
     shutil.copytree(run, target)
-    RunFolder(target).write_config({**Run(run).config().to_dict(), "seed": seed})
+    RunFolder(target).claim({**Run(run).config().to_dict(), "seed": seed})
     entries = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     entries[-1].update(values)
     (target / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
@@ -161,7 +161,7 @@ def seeds(trained, tmp_path):
     for seed, accuracy in ((1, 0.2), (2, 0.4), (3, 0.9)):
         copy(trained, folder / f"vla-seed{seed}", seed=seed, eval=accuracy)
     other = copy(trained, folder / "linear-seed1", seed=1, eval=0.1)
-    RunFolder(other).write_config({**Run(other).config().to_dict(), "mechanism": "linear"})
+    RunFolder(other).claim({**Run(other).config().to_dict(), "mechanism": "linear"})
     (folder / ".logs").mkdir()
     return folder
 
@@ -201,7 +201,7 @@ def language_model(folder, seed=1, finished=True):
     """The folder of a run of train-lm, as far as a comparison reads it."""
     folder.mkdir(parents=True)
     chosen = replace(settings("text.txt"), seed=seed)
-    RunFolder(folder).write_config(chosen.to_dict())
+    RunFolder(folder).claim(chosen.to_dict())
     history = [{"step": step, "loss": 5.0 - seed * step, "epoch": 1.0} for step in (1, 2)]
     for step in (2, 10):
         (folder / f"checkpoint-{step}").mkdir()

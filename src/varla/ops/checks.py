@@ -51,6 +51,8 @@ def check_cu_seqlens(cu_seqlens: object, B: int, device: torch.device) -> TypeGu
         raise TypeError(f"cu_seqlens must be an integer tensor, got {type(cu_seqlens).__name__}")
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"cu_seqlens must be int32 or int64, got {dtype_of(cu_seqlens)}")
+    if cu_seqlens.layout != torch.strided or cu_seqlens.is_nested or cu_seqlens.is_meta:
+        raise TypeError(f"cu_seqlens must be a dense tensor with data, got {cu_seqlens.layout} on {cu_seqlens.device}")
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
         raise ValueError(f"cu_seqlens must have shape [N + 1] for N >= 1 sequences, got {list(cu_seqlens.shape)}")
     if cu_seqlens.device not in (device, torch.device("cpu")):

@@ -292,12 +292,13 @@ class StateOperator(ABC):
 
     def _derive(self, ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
         n = len(self.inputs) + 2
-        *inputs, t, cu_seqlens = ctx.saved_tensors[:n]
+        saved = ctx.saved_tensors  # read once: under gradient checkpointing, each reading may recompute them
+        *inputs, t, cu_seqlens = saved[:n]
         do, *dfinal = (
             t.new_zeros(shape, dtype=dtype) if grad is None else grad
             for grad, (shape, dtype) in zip(grads, ctx.results, strict=False)
         )
-        kept = list(ctx.saved_tensors[n:])
+        kept = list(saved[n:])
         found = iter(self._backward(*inputs, t, cu_seqlens, *ctx.settings, kept, do, dfinal))
         others = [None] * (3 + len(ctx.settings))  # t, cu_seqlens, settings, keep
         return *(next(found) if given else None for given in ctx.given), *others

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 FEATURE_MAPS = ("elu1", "identity")
+LARGEST = 1e38  # scalars of the operators are below: float32 holds little more
 
 
 def feature(x: Tensor, kind: str) -> Tensor:

@@ -26,6 +26,7 @@ from varla.ops.triton.plan import make_plan, span_length
 from varla.ops.vla import VLASettings
 
 POINTERS = {
+    torch.float64: "*fp64",
     torch.float32: "*fp32",
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",

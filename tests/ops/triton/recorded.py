@@ -8,6 +8,7 @@ the kernel is compiled. To record what the present kernels take, without the ent
     VARLA_RECORD_KERNELS=1 python -m pytest tests/ops/triton -k compil
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -27,8 +28,12 @@ RECORD = "VARLA_RECORD_KERNELS"  # set: what is compiled is recorded
 
 def records() -> dict[str, dict[str, Any]]:
     """What is recorded, by key."""
-    found: dict[str, dict[str, Any]] = json.loads(FILE.read_text()) if FILE.exists() else {}
-    return found
+    if not FILE.exists():
+        return {}
+    with FILE.open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        found: dict[str, dict[str, Any]] = json.loads(file.read() or "{}")
+        return found
 
 
 def key(source: ASTSource, target: GPUTarget, options: dict[str, Any]) -> str:
@@ -50,10 +55,21 @@ def recorded(
     """What the kernel takes: as recorded, or as compile_kernel() finds it."""
     if FRESH in os.environ:
         return compile_kernel()
-    digest, known = key(source, target, options), records()
-    if digest not in known:
-        known[digest] = compile_kernel()
+    digest = key(source, target, options)
+    found = records().get(digest)
+    if found is None:
+        found = compile_kernel()
         if RECORD in os.environ:
-            lines = (f"{json.dumps(name)}: {json.dumps(known[name])}" for name in sorted(known))
-            FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    return known[digest]
+            add(digest, found)
+    return found
+
+
+def add(digest: str, found: dict[str, Any]) -> None:
+    """Write one more record. Other processes may do the same."""
+    with FILE.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        known = {**json.loads(file.read() or "{}"), digest: found}
+        lines = (f"{json.dumps(name)}: {json.dumps(known[name])}" for name in sorted(known))
+        file.truncate(0)
+        file.write("{\n" + ",\n".join(lines) + "\n}\n")

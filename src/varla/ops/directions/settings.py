@@ -7,7 +7,7 @@ import torch
 
 from varla.arguments import check_choice, check_count, check_flag, check_number
 from varla.ops.checks import dtype_name
-from varla.ops.features import FEATURE_MAPS
+from varla.ops.features import FEATURE_MAPS, LARGEST
 
 GAINS = ("unit", "projection", "raw")
 
@@ -45,11 +45,11 @@ class DirectionSettings:
         """Check every value."""
         check_number("lambda0", self.lambda0, above=0)
         check_count("refresh_every", self.refresh_every, none_means="no refresh")
-        check_number("refresh", self.refresh, least=0)
+        check_number("refresh", self.refresh, least=0, below=LARGEST)
         check_choice("gain", self.gain, GAINS)
         check_choice("feature_map", self.feature_map, FEATURE_MAPS)
         if self.penalty_scale is not None:
-            check_number("penalty_scale", self.penalty_scale, above=0)
+            check_number("penalty_scale", self.penalty_scale, above=0, below=LARGEST)
         check_flag("normalize_key", self.normalize_key)
         check_flag("update_penalty", self.update_penalty)
 

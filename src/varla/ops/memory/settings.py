@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from varla.arguments import check_choice, check_flag, check_number
-from varla.ops.features import FEATURE_MAPS
+from varla.ops.features import FEATURE_MAPS, LARGEST
 
 
 class MemoryOptions(TypedDict, total=False):
@@ -43,10 +43,10 @@ class MemorySettings:
 
     def __post_init__(self) -> None:
         """Check every value."""
-        check_number("eps", self.eps, above=0)
+        check_number("eps", self.eps, above=0, below=LARGEST)
         check_choice("feature_map", self.feature_map, FEATURE_MAPS)
         if self.scale is not None:
-            check_number("scale", self.scale, above=0)
+            check_number("scale", self.scale, above=0, below=LARGEST)
         for name in ("normalizer", "normalize_query", "normalize_key", "error"):
             check_flag(name, getattr(self, name))
 
