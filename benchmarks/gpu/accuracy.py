@@ -92,8 +92,12 @@ def inputs_of(case: Case, dtype: torch.dtype, seed: int) -> tuple[list[Tensor], 
 def results_of(
     case: Case, given: Sequence[Sequence[Tensor]], backend: str, device: str, dtype: torch.dtype | None = None
 ) -> dict[str, Tensor]:
-    """Outputs and gradients by name. With `dtype`, all tensors are converted to it first."""
-    inputs, state, gradients = ([x.detach().to(device, dtype or x.dtype) for x in group] for group in given)
+    """Outputs and gradients by name. With `dtype`, all tensors but those in float64 are converted to it first."""
+
+    def converted(x: Tensor) -> Tensor:
+        return x.detach().to(device, x.dtype if dtype is None or x.dtype == torch.float64 else dtype)
+
+    inputs, state, gradients = ([converted(x) for x in group] for group in given)
     leaves = [x.requires_grad_() for x in (*inputs, *state)]
     options: Row = {"refresh_every": case.refresh_every, "backend": backend, **dict(case.options)}
     if case.lengths:
