@@ -216,11 +216,15 @@ def remove(folder: Path) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Name the file in an OSError that names none: a write to a full disk does not say which file it was."""
+    """Name the file in an OSError that names none, or that names it where it is written aside.
+
+    A write to a full disk does not say which file it was.
+    """
     try:
         yield
     except OSError as error:
-        if error.filename is not None or error.errno is None:
+        named = error.filename is not None and Path(os.fsdecode(error.filename)).name != path.name
+        if named or error.errno is None:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
 

@@ -18,8 +18,8 @@ def test_the_cache_by_hand():
 
 
 def test_state_bytes_by_hand():
-    # four heads of 32: S and A of 32 x 32, z of 32, and the count of tokens
-    assert complexity.state_bytes("vla", 128, 4, 1)["bytes"] == [4 * (2 * 32 * 32 + 32) * 4 + 8] * len(LENGTHS)
+    # four heads of 32: S and A of 32 x 32 in float32, z of 32 in float64, and the count of tokens
+    assert complexity.state_bytes("vla", 128, 4, 1)["bytes"] == [4 * (2 * 32 * 32 * 4 + 32 * 8) + 8] * len(LENGTHS)
     softmax = complexity.state_bytes("softmax", 128, 4, 2)["bytes"]
     assert softmax[1] > 9 * softmax[0]
 
