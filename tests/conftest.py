@@ -23,7 +23,6 @@ if not torch.cuda.is_available():  # kernels run in Triton's interpreter, which 
 
 # Tests that take longest. They run first: one of them at the end would leave all processes but one idle.
 LONGEST = (
-    "test_compiles_and_fits",
     "two_hundred_thousand_steps",
     "at_8192_tokens",
     "killed_at_twenty",
