@@ -98,7 +98,8 @@ def models(folder: Path) -> Attempt:
 
 def _use(base: dict[str, Any], values: dict[str, Any]) -> str:
     """Settings from what was read; of a small model, the model too."""
-    names = [part for key, value in _keys(values) for part in (*key.split("."), str(value)) if part]
+    given = [part for key, value in _keys(values) for part in (*key.split("."), str(value)) if part]
+    names = [*given, *(key for key, _ in _keys(base))]  # a key that is missing is named, too
     try:
         if base is LM:
             lm.check_train(lm.from_dict(values).train)

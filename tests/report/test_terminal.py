@@ -2,7 +2,7 @@
 
 import pytest
 
-from varla.report.series import PALETTE
+from varla.report.series import PALETTE, series
 from varla.report.terminal import MARKERS, text_curves
 
 RISING = [(step, step / 100) for step in range(0, 101, 10)]
@@ -81,3 +81,8 @@ def test_it_keeps_to_the_width_and_labels_keep_their_ends(width):
 
 def test_a_terminal_too_narrow_for_it_gets_the_least():
     assert max(map(len, lines({"run": RISING}, "eval", width=3))) == 20
+
+
+def test_what_is_too_large_to_draw_is_left_out():
+    runs = {"a": [{"step": step, "loss": value} for step, value in ((1, 2.0), (2, 1.7e308), (3, -1.7e308), (4, 1.0))]}
+    assert series(runs, "loss") == {"a": [(1, 2.0), (4, 1.0)]}

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from varla.runs.folder import RunError, RunFolder, move_into_place, write_aside
+from varla.training import Run
 
 
 def test_settings_and_record_come_back(tmp_path):
@@ -132,3 +133,10 @@ def test_a_folder_that_is_moved_into_place_replaces_the_one_before(tmp_path):
     move_into_place(tmp_path / "aside", tmp_path / "target")
     assert (tmp_path / "target" / "inner" / "file").read_text() == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["target"]
+
+
+@pytest.mark.parametrize("text", ['{"status": "\\ud800"}', '{"final": {"eval": ' + "9" * 400 + "}}"])
+def test_a_record_that_cannot_be_printed_is_damaged(tmp_path, text):
+    (tmp_path / "record.json").write_text(text)
+    with pytest.raises(RunError, match=r"record\.json is damaged"):
+        Run(tmp_path).record()

@@ -57,6 +57,7 @@ def test_files_that_are_not_yaml_are_refused(tmp_path):
     [
         (BOMB, "more than 100,000 values"),
         (MERGES, "more than 100,000 values"),
+        ('a: "\\ud800"', "surrogates not allowed"),
         ("a: " + "[" * 5000 + "]" * 5000, "more than 32 deep"),
         ("a: " + "{b: " * 5000, "more than 32 deep"),
         ("\n".join(" " * i + "a:" for i in range(500)), "more than 32 deep"),

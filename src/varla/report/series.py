@@ -1,6 +1,5 @@
 """What charts and text plots of learning curves share: points by run, colours, the title of the axis."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +8,7 @@ from varla.runs.metrics import eval_name, is_eval
 # Okabe and Ito's palette, safe for all colour vision. Yellow is last because it is faint on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 
+LARGEST = 1e300
 Series = dict[str, list[tuple[int, float]]]
 
 
@@ -29,7 +29,8 @@ def series(runs: Mapping[str, Sequence[Mapping[str, Any]]], metric: str) -> Seri
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+    """Whether a value can be drawn. Differences of larger numbers overflow."""
+    return isinstance(value, (int, float)) and abs(value) < LARGEST
 
 
 def is_accuracy(metric: str) -> bool:

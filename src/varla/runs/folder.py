@@ -167,6 +167,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty if the file does not exist. Raises a RunError that names a damaged file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(found, ensure_ascii=False).encode()  # half a character ("\ud800") cannot be printed: a ValueError
     except FileNotFoundError:
         return {}
     except (ValueError, RecursionError) as error:

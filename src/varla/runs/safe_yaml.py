@@ -57,6 +57,7 @@ def _measure(node: yaml.Node, known: dict[int, tuple[int, int] | None]) -> tuple
     circle.
     """
     if isinstance(node, yaml.ScalarNode):
+        node.value.encode()  # "\ud800" is half of a character, which no file or terminal takes: a ValueError
         return 1, 1
     if id(node) in known:
         found = known[id(node)]

@@ -46,8 +46,9 @@ class Run(RunFolder):
         found = super().record()
         if not isinstance(final := found.get("final", {}), dict):
             raise RunError(f"{self.record_file} is damaged: `final` must hold metrics, got {final!r}")
-        for key in _NUMBERS & found.keys():
-            value = found[key]
+        numbers = {f"final.{key}": value for key, value in final.items() if isinstance(value, int)}
+        numbers |= {key: found[key] for key in _NUMBERS & found.keys()}
+        for key, value in numbers.items():
             if value is not None and not (_is_number(value) and math.isfinite(value)):
                 raise RunError(f"{self.record_file} is damaged: `{key}` must be a number, got {value!r}")
         return {**found, "final": with_current_names(final)} if found else found
