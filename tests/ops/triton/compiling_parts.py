@@ -1,13 +1,16 @@
 """Compiles the kernels of norms, rotary positions and gates, as `compiling` does VLA's.
 
-Run as a program, in a process without TRITON_INTERPRET: python -m tests.ops.triton.compiling_parts ARCH.
+Run as a program, in a process without TRITON_INTERPRET: python -m tests.ops.triton.compiling_parts ARCH [fresh]. With
+`fresh`, records are not read.
 """
 
+import os
 import sys
 
 import torch
 
 from tests.ops.triton.compiling import report_launches
+from tests.ops.triton.recorded import FRESH
 from varla.ops.triton.gate import gate
 from varla.ops.triton.norm import normalize
 from varla.ops.triton.rotary import turn
@@ -25,4 +28,6 @@ def main(arch: int) -> None:
 
 
 if __name__ == "__main__":
+    if "fresh" in sys.argv:
+        os.environ[FRESH] = "1"
     main(int(sys.argv[1]))
