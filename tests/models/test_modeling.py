@@ -39,8 +39,11 @@ def test_padding_is_not_read(kind, side, dtype, tolerance):
     rest = decode(net, more, found.past_key_values)
     assert found.logits.isfinite().all()
     for i, keep in enumerate(mask.bool()):
-        at_padding = 0 if side == "left" else found.logits[i][keep][-1]
-        assert (found.logits[i][~keep] == at_padding).all()
+        at_padding = found.logits[i][~keep]
+        if side == "left":
+            assert not at_padding.any()
+        else:  # the same inputs to the last product, but its rounding may depend on the row
+            assert error(at_padding, found.logits[i][keep][-1:].expand_as(at_padding)) <= tolerance
         whole = net(torch.cat((ids[i][keep], more[i]))[None]).logits[0]
         assert error(torch.cat((found.logits[i][keep], rest[i])), whole) <= tolerance
 

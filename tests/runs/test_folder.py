@@ -82,7 +82,13 @@ def test_the_lock_makes_the_folder_and_leaves_none_if_no_run_begins(tmp_path):
         run.claim({})
     assert sorted(path.name for path in run.folder.iterdir()) == [".lock", "begun.json", "config.yaml", "tokens"]
     (tmp_path / "file").write_text("")
-    for path, message in (("file", "is a file: choose another folder"), ("file/run", "cannot be written to: Not a")):
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    refused = {
+        "file": "is a file: choose another folder",
+        "file/run": "cannot be written to: Not a",
+        "link": "is a file",
+    }
+    for path, message in refused.items():
         with pytest.raises(RunError, match=message), RunFolder(tmp_path / path).lock():
             pytest.fail("there is no folder to lock")
 

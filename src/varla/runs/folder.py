@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -133,7 +134,10 @@ class RunFolder:
             except FileNotFoundError:  # another process removed the folder just now
                 continue
             except FileExistsError as error:
-                raise RunError(f"{self.folder} is a file: choose another folder") from error
+                with suppress(FileNotFoundError):
+                    if not stat.S_ISDIR(self.folder.lstat().st_mode):
+                        raise RunError(f"{self.folder} is a file: choose another folder") from error
+                continue  # another process removed the folder just now
             except OSError as error:
                 raise RunError(f"{self.folder} cannot be written to: {error.strerror or error}") from error
             try:
