@@ -37,7 +37,7 @@ def penalty_step(A, u, on_beat, eta, BD: tl.constexpr, REFRESH: tl.constexpr):
 @triton.jit
 def walk_tokens(
     q, k, v, u, state_S, state_A, state_z, state_t, o, final_S, final_A, final_z, H, T, scale, period, eta, eps,
-    D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, ELU: tl.constexpr, UNIT: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, MAP: tl.constexpr, UNIT: tl.constexpr,
     NORMALIZE: tl.constexpr, UPDATE: tl.constexpr, REFRESH: tl.constexpr, GAIN: tl.constexpr,
 ):  # fmt: skip
     """`reference.vla_reference` of one head and BV rows of S; every such program walks A and z for itself."""
@@ -51,8 +51,8 @@ def walk_tokens(
     for i in range(0, T):
         token = row.to(tl.int64) * T + i
         t += 1
-        F = features(k, token, 1, head, H, d, D, 1, ELU)
-        Q = features(q, token, 1, head, H, d, D, 1, ELU)
+        F = features(k, token, 1, head, H, d, D, 1, MAP)
+        Q = features(q, token, 1, head, H, d, D, 1, MAP)
         K, _ = normalized(F, UNIT)
         if UPDATE:
             U, _ = unit(rows(u, token, 1, head, H, d, D, 1))

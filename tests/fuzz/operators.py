@@ -12,6 +12,7 @@ from torch import Tensor
 import varla
 from tests.fuzz.core import ACCEPTED, Attempt, Find, refused
 from tests.fuzz.damage import ODD
+from tests.ops.operators import GATES
 from varla.ops.state import State
 
 NAMES = (
@@ -20,7 +21,7 @@ NAMES = (
 )  # fmt: skip
 TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 OTHER_TYPES = (torch.int64, torch.bool, torch.complex64, torch.uint8, torch.float8_e4m3fn)
-WIDTHS = {"q": "D", "k": "D", "u": "D", "a": "D", "v": "V", "beta": "", "log_gate": ""}
+WIDTHS = {"q": "D", "k": "D", "u": "D", "a": "D", "v": "V", "beta": "", "log_gate": "", "decay": "", "strength": ""}
 TENSORS = tuple(WIDTHS)
 WRONG = 1e-2  # float32 may lose digits, but not its meaning
 # Settings and values of them that are plausible.
@@ -32,9 +33,11 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "refresh": (1e-3, 0, 1.0),
     "eps": (1e-4, 0, 1.0),
     "gain": ("unit", "projection", "raw"),
-    "feature_map": ("elu1", "identity", "relu"),
+    "feature_map": ("elu1", "silu", "identity", "relu"),
     "penalty_scale": (None, 1.0, 0.5, 1e-30),
     "scale": (None, 1.0, -2),
+    "normalize_query": (True, False),
+    "decay_first": (True, False),
 }
 
 
@@ -65,7 +68,7 @@ def forms(folder: Path) -> Attempt:
         name = draw.choice([each for each in NAMES if not each.endswith("_step")])
         function = getattr(varla, name)
         given = _arguments(name, function, draw, longest=90, types=TYPES[:2]) | {"return_state": True}
-        given |= {key: given[key] * draw.choice((1, 1, 30, 500)) for key in ("log_gate",) if key in given}
+        given |= {key: given[key] * draw.choice((1, 1, 30, 500)) for key in ("log_gate", "decay") if key in given}
         exact = {key: _double(value) for key, value in given.items()}
         try:
             wanted = _numbers(function(**exact | {"backend": "reference"}))
@@ -87,7 +90,8 @@ def forms(folder: Path) -> Attempt:
 def _allowed(given: dict[str, Any]) -> float:
     """Rounding, which grows as lambda0 shrinks (`varla.vla`)."""
     eps = torch.finfo(given["k"].dtype).eps
-    return eps * (1000 + 50 * (given.get("penalty_scale") or 1.0) ** 2 / given.get("lambda0", 0.1))
+    strength = given["strength"].max() if "strength" in given else (given.get("penalty_scale") or 1.0) ** 2
+    return eps * (1000 + 50 * float(strength) / given.get("lambda0", 0.1))
 
 
 def _double(value: Any) -> Any:
@@ -120,10 +124,10 @@ def _arguments(
     parameters = inspect.signature(function).parameters
     found: dict[str, Any] = {}
     for key in TENSORS:
-        if key in parameters and not (name == "memory" and key in ("beta", "log_gate") and draw.random() < 0.5):
+        if key in parameters and (parameters[key].default is not None or key == "a" or draw.random() < 0.5):
             shape = [sizes[letter] for letter in ("BH" if step else "BTH") + WIDTHS[key]]
             x = torch.randn(shape, generator=numbers).to(dtype)
-            found[key] = {"beta": torch.sigmoid, "log_gate": torch.nn.functional.logsigmoid}.get(key, torch.clone)(x)
+            found[key] = GATES.get(key, torch.clone)(x)
     for key, values in CHOICES.items():
         if key in parameters and draw.random() < 0.2:
             found[key] = draw.choice(values)

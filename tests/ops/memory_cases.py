@@ -6,7 +6,7 @@ import varla
 from tests.ops.cases import randn, vla_state, with_gradients
 
 B, H, D, DV = 2, 2, 5, 4
-INPUTS = ("q", "k", "v", "a", "beta", "log_gate")
+INPUTS = ("q", "k", "v", "a", "beta", "decay")
 NO_NORMALIZER = {"normalizer": False}
 # The optional inputs, and the options that go with them.
 GIVEN = {
@@ -14,13 +14,15 @@ GIVEN = {
     "a": ("a", {}),
     "beta": ("beta", {}),
     "a, beta": ("a beta", {}),
-    "log_gate": ("log_gate", NO_NORMALIZER),
-    "a, log_gate": ("a log_gate", NO_NORMALIZER),
-    "beta, log_gate": ("beta log_gate", NO_NORMALIZER),
-    "a, beta, log_gate": ("a beta log_gate", NO_NORMALIZER),
+    "decay": ("decay", {}),
+    "a, decay": ("a decay", {}),
+    "beta, decay": ("beta decay", {}),
+    "a, beta, decay": ("a beta decay", {}),
 }
 OPTIONS = {
     "as they are": {},
+    "decay after the prediction": {"decay_first": False},
+    "silu": {"feature_map": "silu", "normalizer": False},
     "no normalizer": NO_NORMALIZER,
     "values, not errors": {"error": False},
     "values, no normalizer": {"error": False, "normalizer": False},
@@ -42,8 +44,8 @@ def make(T, given="", batch=B, rows=B, heads=H, dim=D, dim_v=DV):
     inputs = {name: randn(batch, T, heads, width, seed=i) for i, (name, width) in enumerate(widths.items())}
     inputs["k"] = inputs["k"] / 4
     inputs["a"] = inputs["a"] / 4
-    inputs["beta"] = randn(batch, T, heads, seed=5).sigmoid()
-    inputs["log_gate"] = logsigmoid(3 * randn(batch, T, heads, seed=6))
+    inputs["beta"] = 2 * randn(batch, T, heads, seed=5).sigmoid()
+    inputs["decay"] = logsigmoid(3 * randn(batch, T, heads, seed=6))
     state = vla_state(B=rows, H=heads, D=dim, Dv=dim_v)
     found = {name: inputs[name] for name in INPUTS if name in ("q", "k", "v", *given.split())}
     return found, varla.MemoryState(state.S, state.z, state.t)

@@ -12,7 +12,11 @@ BACKENDS = {
     "linear_attention": ("reference", "chunk", "auto"),
     "delta_rule": ("reference", "chunk", "auto"),
     "decayed_delta_rule": ("reference", "chunk", "auto"),
+    "gated_vla": ("reference", "chunk", "auto"),
+    "gated_delta_rule": ("reference", "chunk", "auto"),
 }
+# Operators with all of their gates are tested as operators of their own.
+FUNCTIONS = {"gated_vla": "vla", "gated_delta_rule": "delta_rule"}
 OPS = tuple(BACKENDS)
 # Without "auto", which is one of the others (test_edges.py).
 OPS_AND_BACKENDS = [(op, backend) for op in OPS for backend in BACKENDS[op] if backend != "auto"]
@@ -22,25 +26,37 @@ STATES = {
     "linear_attention": varla.LinearAttentionState,
     "delta_rule": varla.DeltaRuleState,
     "decayed_delta_rule": varla.DeltaRuleState,
+    "gated_vla": varla.VLAState,
+    "gated_delta_rule": varla.DeltaRuleState,
 }
 # One operator for each kind of state.
 KINDS = ("vla", "linear_attention", "delta_rule")
 FIELDS = {varla.VLAState: "SAzt", varla.LinearAttentionState: "Szt", varla.DeltaRuleState: "St"}
 GAINS = ("unit", "projection", "raw")
 # The inputs [B, T, H] that are not any number: how they are made of one.
-GATES = {"beta": torch.sigmoid, "log_gate": torch.nn.functional.logsigmoid}
+GATES = {
+    "beta": lambda x: 2 * x.sigmoid(),
+    "log_gate": torch.nn.functional.logsigmoid,
+    "decay": torch.nn.functional.logsigmoid,
+    "strength": torch.nn.functional.softplus,
+}
+GATES_OF = {
+    "delta_rule": ("beta",),
+    "decayed_delta_rule": ("log_gate",),
+    "gated_vla": ("beta", "decay", "strength"),
+    "gated_delta_rule": ("beta", "decay"),
+}
 B, T, H, D, DV = 2, 17, 3, 4, 5
 
 
 def make_inputs(op, batch=B, time=T, heads=H, dim=D, dim_v=DV, dtype=torch.float64, seed=0):
     """The operator's inputs by name, in the order of its arguments."""
     widths = {"q": dim, "k": dim, "v": dim_v}
-    if op == "vla":
+    if op in ("vla", "gated_vla"):
         widths["u"] = dim
     inputs = {name: randn(batch, time, heads, n, seed=4 * seed + i) for i, (name, n) in enumerate(widths.items())}
-    gate = {"delta_rule": "beta", "decayed_delta_rule": "log_gate"}.get(op)
-    if gate is not None:
-        inputs[gate] = GATES[gate](randn(batch, time, heads, seed=4 * seed + 3))
+    for i, gate in enumerate(GATES_OF.get(op, ())):
+        inputs[gate] = GATES[gate](randn(batch, time, heads, seed=4 * seed + 3 + 500 * i))
     return {name: x.to(dtype) for name, x in inputs.items()}
 
 
@@ -81,14 +97,14 @@ def token(inputs, i):
 
 def call_step(op, inputs, **options):
     """The step of one token, inputs [B, H, *]."""
-    return getattr(varla, f"{op}_step")(**inputs, **options)
+    return getattr(varla, f"{FUNCTIONS.get(op, op)}_step")(**inputs, **options)
 
 
 def call(op, inputs, **options):
     """The operator; or, as backend="step", its step for one token after the other."""
     if options.get("backend") != "step" or inputs["q"].shape[1] == 0:
         options |= {"backend": "reference"} if options.get("backend") == "step" else {}
-        return getattr(varla, op)(**inputs, **options)
+        return getattr(varla, FUNCTIONS.get(op, op))(**inputs, **options)
     state, outputs = options.pop("initial_state", None), []
     del options["backend"]
     return_state = options.pop("return_state", False)

@@ -10,6 +10,7 @@ import varla
 from tests.ops.operators import (
     BACKENDS,
     DV,
+    FUNCTIONS,
     GAINS,
     LOOPS,
     OPS,
@@ -29,7 +30,7 @@ from tests.ops.operators import (
 NAN, INF = float("nan"), float("inf")
 EACH_INPUT = [(op, name) for op in OPS for name in make_inputs(op)]
 FLAGS = {
-    "vla": {"normalizer", "normalize_key", "update_penalty", "return_state"},
+    "vla": {"normalizer", "normalize_query", "normalize_key", "update_penalty", "return_state"},
     "linear_attention": {"normalizer", "return_state"},
     "delta_rule": {"normalize_query", "normalize_key", "return_state"},
     "decayed_delta_rule": {"normalize_key", "return_state"},
@@ -90,7 +91,8 @@ def check_refused(op, inputs, options, *fragments, step=False):
 @each_input
 def test_what_is_not_a_tensor_is_refused(op, name):
     inputs = make_inputs(op)
-    for bad in ([[1.0]], 1.5, None, "q", inputs[name].numpy()):
+    optional = inspect.signature(getattr(varla, FUNCTIONS.get(op, op))).parameters[name].default is None
+    for bad in ([[1.0]], 1.5, *(() if optional else (None,)), "q", inputs[name].numpy()):
         check_refused(op, {**inputs, name: bad}, {}, name, type(bad).__name__)
 
 
@@ -268,9 +270,10 @@ def test_a_bad_number_is_refused(op, name, step):
 
 @each_op
 def test_a_flag_is_a_bool(op):
-    parameters = inspect.signature(getattr(varla, op)).parameters
-    assert FLAGS[op] == {name for name, parameter in parameters.items() if isinstance(parameter.default, bool)}
-    for name in FLAGS[op]:
+    function = FUNCTIONS.get(op, op)
+    parameters = inspect.signature(getattr(varla, function)).parameters
+    assert FLAGS[function] == {name for name, parameter in parameters.items() if isinstance(parameter.default, bool)}
+    for name in FLAGS[function]:
         for bad in (None, 0, 1, "yes", 0.0):
             for step in (False, True) if name != "return_state" else (False,):
                 says_what_came(check_refused(op, make_inputs(op), {name: bad}, name, step=step), bad)
@@ -312,7 +315,7 @@ def test_settings_are_keywords_only_and_unknown_ones_are_refused(op):
     inputs = make_inputs(op)
     check_refused(op, inputs, {"lambda_0": 0.1}, "lambda_0")
     with pytest.raises(TypeError):
-        getattr(varla, op)(*inputs.values(), 0.1)
+        getattr(varla, FUNCTIONS.get(op, op))(*inputs.values(), 0.1)
 
 
 @pytest.mark.parametrize(("op", "backend"), OPS_AND_BACKENDS)

@@ -78,7 +78,20 @@ def test_the_operator_passes_torchs_own_checks():
     state = vla_state()
     inputs = [x.requires_grad_() for x in vla_inputs(19)]
     operator = vla_chunk.forward
-    arguments = (*inputs, state.S, state.A, state.z, state.t, None, *VLASettings(penalty_scale=0.5).halves, 8, True)
+    arguments = (
+        *inputs,
+        None,
+        None,
+        None,
+        state.S,
+        state.A,
+        state.z,
+        state.t,
+        None,
+        *VLASettings(penalty_scale=0.5).halves,
+        8,
+        True,
+    )
     assert set(torch.library.opcheck(operator.registered, flat(arguments)).values()) == {"SUCCESS"}
 
 

@@ -329,7 +329,7 @@ def test_the_state_is_printed_copied_and_saved(tmp_path):
         ({"normalizer": False}, TypeError, "unknown option 'normalizer'"),
         ({"gain": "units"}, ValueError, "gain must be one of 'unit', 'projection', 'raw', got 'units'"),
         ({"gain": ["unit"]}, ValueError, "gain must be one of"),
-        ({"feature_map": "relu"}, ValueError, "feature_map must be one of 'elu1', 'identity', got 'relu'"),
+        ({"feature_map": "relu"}, ValueError, "feature_map must be one of 'elu1', 'silu', 'identity', got 'relu'"),
         ({"lambda0": 0}, ValueError, "lambda0 must be greater than 0, got 0"),
         ({"refresh_every": 0}, ValueError, r"refresh_every must be at least 1, or None \(no refresh\), got 0"),
         ({"refresh": -1.0}, ValueError, "refresh must be at least 0, got -1.0"),

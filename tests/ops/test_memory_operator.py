@@ -12,13 +12,7 @@ from varla.ops.chunk import op as chunk_op
 
 LENGTHS = (1, 19, 20, 21, 67, 133)
 CHUNK_SIZES = (None, 1, 7, 20, 64, 200)
-# A decayed sum has no normaliser, and no form without errors.
-CASES = [
-    (given, name)
-    for given, (names, _) in GIVEN.items()
-    for name, options in OPTIONS.items()
-    if "log_gate" not in names or options.get("error", True)
-]
+CASES = [(given, name) for given in GIVEN for name in OPTIONS]
 
 
 @pytest.mark.parametrize(("given", "name"), CASES)
@@ -52,7 +46,7 @@ def test_chunks_equal_the_reference_from_a_fresh_state(heads, dim, dim_v):
 
 
 @pytest.mark.parametrize("budget", [1, 30, 300])
-@pytest.mark.parametrize("given", ["keys", "a, beta", "a, log_gate"])
+@pytest.mark.parametrize("given", ["keys", "a, beta", "a, decay"])
 def test_segments_do_not_change_the_result(monkeypatch, given, budget):
     inputs, state = make(67, GIVEN[given][0])
     wanted = outcome(inputs, state, backend="reference", **options_of(given))
@@ -60,7 +54,7 @@ def test_segments_do_not_change_the_result(monkeypatch, given, budget):
     assert_same(outcome(inputs, state, backend="chunk", chunk_size=5, **options_of(given)), wanted)
 
 
-@pytest.mark.parametrize("given", ["a, beta", "a, beta, log_gate"])
+@pytest.mark.parametrize("given", ["a, beta", "a, beta, decay"])
 def test_gradcheck(given):
     inputs, state = make(9, GIVEN[given][0], batch=1, rows=1, heads=1, dim=3, dim_v=2)
 
@@ -78,7 +72,7 @@ def test_gradcheck(given):
 
 @pytest.mark.parametrize("budget", [1, 4096])
 @pytest.mark.parametrize("backend", ["reference", "chunk"])
-@pytest.mark.parametrize("given", ["keys", "a, beta", "a, beta, log_gate"])
+@pytest.mark.parametrize("given", ["keys", "a, beta", "a, beta, decay"])
 def test_packed_sequences_behave_as_if_alone(monkeypatch, given, backend, budget):
     monkeypatch.setattr(chunk_op, "SEGMENT_TOKENS", budget)
     lengths = [20, 0, 41, 1, 67, 3, 0]
@@ -150,12 +144,13 @@ def test_with_strengths_along_keys_it_is_the_delta_rule(fresh, backend):
 @pytest.mark.parametrize("backend", ["reference", "chunk"])
 @pytest.mark.parametrize("fresh", [True, False])
 def test_with_a_gate_along_keys_it_is_the_decayed_delta_rule(fresh, backend):
-    inputs, state = make(67, "log_gate")
+    inputs, state = make(67, "decay")
+    renamed = {"log_gate" if name == "decay" else name: x for name, x in inputs.items()}
     state = None if fresh else varla.DeltaRuleState(state.S, state.t)
     for normalize_key in (True, False):
         own = {"normalize_key": normalize_key, "backend": backend}
-        memory = without_z(normalizer=False, feature_map="identity", **own)
-        wanted = outcome(inputs, state, varla.decayed_delta_rule, **own)
+        memory = without_z(normalizer=False, feature_map="identity", decay_first=False, **own)
+        wanted = outcome(renamed, state, varla.decayed_delta_rule, **own)
         assert_same(outcome(inputs, state, memory), wanted)
 
 
@@ -202,4 +197,7 @@ def test_z_sums_key_features_as_they_are(backend):
             _, final = varla.memory(
                 **inputs, initial_state=state, return_state=True, backend=backend, **{**options, **own}
             )
-            assert_same({given: final.z}, {given: state.z + features.sum(1)})
+            d = inputs["decay"].flip(1).cumsum(1).flip(1) if "decay" in inputs else torch.zeros(2, 30, 2)
+            after = torch.cat((d[:, 1:], torch.zeros_like(d[:, :1])), 1)  # the decays after each token
+            wanted = d[:, 0, :, None].exp() * state.z + (after.exp()[..., None] * features).sum(1)
+            assert_same({given: final.z}, {given: wanted})

@@ -13,6 +13,7 @@ import varla
 from tests.ops.cases import assert_same, error, of_type, randn
 from tests.ops.operators import (
     BACKENDS,
+    FUNCTIONS,
     GATES,
     OPS,
     call,
@@ -66,14 +67,14 @@ class Case:
 @st.composite
 def options_for(draw, op):
     """Settings under which the recurrences neither blow up nor divide by what rounding left over."""
-    options = {}
+    options, gated, op = {}, op in FUNCTIONS, FUNCTIONS.get(op, op)
     if op != "decayed_delta_rule":
-        options["feature_map"] = draw(st.sampled_from(["elu1", "identity"]))
+        options["feature_map"] = draw(st.sampled_from(["elu1", "silu", "identity"]))
     if op in ("vla", "linear_attention"):
         # Identity features have either sign, so that q . z may pass close to zero; the clamp takes over before.
         options["normalizer"] = draw(st.booleans())
         options["eps"] = draw(st.sampled_from([1e-4, 5.0] if options["feature_map"] == "elu1" else [0.5, 2.0]))
-    if op == "delta_rule":
+    if op == "delta_rule" or gated:
         options["normalize_query"] = draw(st.booleans())
         options["scale"] = draw(st.sampled_from([None, 1.0, 0.3]))
     if op == "vla":
@@ -81,7 +82,8 @@ def options_for(draw, op):
         options["lambda0"] = draw(st.sampled_from([0.8, 1.0, 3.0] if options["gain"] == "raw" else [0.1, 1.0]))
         options["refresh_every"] = draw(st.sampled_from([None, 1, 2, 3, 5, 20]))
         options["refresh"] = draw(st.sampled_from([0.0, 1e-3, 0.05]))
-        options["penalty_scale"] = draw(st.sampled_from([None, 1.0, 0.3]))
+        if not gated:
+            options["penalty_scale"] = draw(st.sampled_from([None, 1.0, 0.3]))
         options["update_penalty"] = draw(st.sampled_from([True, True, True, False]))
         options["normalize_key"] = draw(st.sampled_from([True, True, options["gain"] != "projection"]))
     return options
@@ -358,7 +360,7 @@ def test_any_length_of_u_that_the_type_can_hold_will_do(backend, dtype, exponent
 @given(data=st.data())
 def test_low_precision_is_that_of_inputs_and_outputs_only(op, dtype, data):
     case, form = data.draw(cases(op)), data.draw(forms_for(op, steps=True))
-    if op == "vla":
+    if FUNCTIONS.get(op, op) == "vla":
         # Other gains divide by what may be small; how far float32 then gets is not the matter here.
         case.options |= {"gain": "unit", "normalize_key": True}
     low = {name: x.to(dtype) for name, x in case.inputs.items()}

@@ -1,14 +1,20 @@
 """Checks of the users' tensors. Each raises a ValueError or TypeError that says what is wrong and what is allowed."""
 
+import math
 from collections.abc import Mapping
 from functools import reduce
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _FLOAT_NAMES = "float16, bfloat16, float32 or float64"
+
+
+# The gates of the operators [B, T, H] and the values they may have.
+GATES = {"beta": (0.0, 2.0), "decay": (-math.inf, 0.0), "strength": (0.0, math.inf)}
 
 
 def check_inputs(inputs: Mapping[str, tuple[Tensor, str]]) -> tuple[list[Tensor], dict[str, int]]:
@@ -43,6 +49,40 @@ def check_inputs(inputs: Mapping[str, tuple[Tensor, str]]) -> tuple[list[Tensor]
         widest = reduce(torch.promote_types, (x.dtype for x in tensors))
         tensors = [x.to(widest) for x in tensors]
     return tensors, sizes
+
+
+def check_gated(
+    inputs: Mapping[str, tuple[Tensor, str]], optional: Mapping[str, tuple[Tensor | None, str]]
+) -> tuple[list[Any], dict[str, int]]:
+    """`check_inputs` with optional tensors after the required ones. Gates get a last dimension of 1, None stays None.
+
+    The values of gates are checked where that does not wait for a GPU: for tensors on the CPU, unless they are traced.
+    """
+    given = {name: (x, dims) for name, (x, dims) in optional.items() if x is not None}
+    tensors, sizes = check_inputs({**inputs, **given})
+    checked = dict(zip([*inputs, *given], tensors, strict=True))
+    for name in checked.keys() & GATES.keys():
+        _check_values(name, checked[name])
+        checked[name] = checked[name][..., None]
+    return [checked.get(name) for name in (*inputs, *optional)], sizes
+
+
+def _check_values(name: str, x: Tensor) -> None:
+    """Raise a ValueError if a gate has values that are not allowed. NaN passes: it makes outputs NaN."""
+    values, (least, most) = host_range(x), GATES[name]
+    if values is not None and (values[0] < least or values[1] > most):
+        allowed = f"{least:g} to {most:g}" if math.isfinite(most - least) else f"at {'least' if most > 0 else 'most'} 0"
+        raise ValueError(f"{name} must be {allowed}, got values from {values[0]:g} to {values[1]:g}")
+
+
+def host_range(x: Tensor) -> tuple[float, float] | None:
+    """The least and greatest value of a tensor on the CPU. None if they cannot be read: on a GPU, or while tracing."""
+    if torch.compiler.is_compiling() or x.device.type != "cpu" or x.numel() == 0:
+        return None
+    if type(x) not in (Tensor, Parameter) or torch._C._functorch.is_functorch_wrapped_tensor(x):
+        return None
+    low, high = x.detach().aminmax()
+    return float(low), float(high)
 
 
 def check_cu_seqlens(cu_seqlens: object, B: int, device: torch.device) -> TypeGuard[Tensor]:

@@ -116,7 +116,7 @@ def _checked(
 
 
 def _settings(normalize_key: bool = True) -> tuple[MemorySettings]:
-    options = {"feature_map": "identity", "normalizer": False, "normalize_key": normalize_key}
+    options = {"feature_map": "identity", "normalizer": False, "normalize_key": normalize_key, "decay_first": False}
     return (settings_of(MemorySettings, options),)
 
 

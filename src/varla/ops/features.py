@@ -7,7 +7,7 @@ input, alike.
 import torch
 from torch import Tensor
 
-FEATURE_MAPS = ("elu1", "identity")
+FEATURE_MAPS = ("elu1", "silu", "identity")
 LARGEST = 1e38  # scalars of the operators are below: float32 holds little more
 
 
@@ -15,16 +15,23 @@ def feature(x: Tensor, kind: str) -> Tensor:
     """Apply the feature map phi elementwise, to any shape.
 
     "elu1" is ELU(x) + 1. For x <= 0 it is computed as exp(x): ELU(x) first and + 1 afterwards would round every feature
-    below 6e-8 to zero in float32.
+    below 6e-8 to zero in float32. "silu" is x sigmoid(x).
     """
     if kind == "identity":
         return x
+    if kind == "silu":
+        return torch.nn.functional.silu(x)
     return torch.exp(torch.clamp(x, max=0)) + torch.relu(x)
 
 
-def feature_backward(grad: Tensor, phi: Tensor, kind: str) -> Tensor:
+def feature_backward(grad: Tensor, x: Tensor, phi: Tensor, kind: str) -> Tensor:
     """Gradient of x from the gradient of phi = feature(x). The slope of ELU + 1 is min(phi, 1)."""
-    return grad if kind == "identity" else grad * phi.clamp(max=1)
+    if kind == "identity":
+        return grad
+    if kind == "silu":
+        open_ = torch.sigmoid(x)
+        return grad * (open_ + phi * (1 - open_))
+    return grad * phi.clamp(max=1)
 
 
 def unit(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,7 +59,7 @@ class Features:
 
     def __init__(self, x: Tensor, kind: str, normalize: bool, valid: Tensor | None = None):
         """`x` is raw, [..., D]. Tokens that are not `valid` get a zero feature, which writes nothing."""
-        self.kind, self.normalize = kind, normalize
+        self.x, self.kind, self.normalize = x, kind, normalize
         self.F = feature(x, kind)
         if valid is not None:
             self.F = torch.where(valid, self.F, 0)
@@ -62,7 +69,7 @@ class Features:
         """Gradient of x from the gradients of y and F."""
         if self.normalize:
             dy = unit_backward(dy, self.y, self._inverse)
-        return feature_backward(dy + dF, self.F, self.kind)
+        return feature_backward(dy + dF, self.x, self.F, self.kind)
 
 
 def scaled_features(

@@ -1,18 +1,19 @@
 """`varla.vla` and `varla.vla_step`: `directions`, then `memory`, as one operator. It is Algorithm 1 of the paper."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Unpack, overload
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
 
 from varla.arguments import refuse_unknown
-from varla.ops.checks import check_inputs, check_untracked
+from varla.ops.checks import check_gated, check_untracked
 from varla.ops.directions.reference import directions_reference
 from varla.ops.directions.settings import DirectionOptions, DirectionSettings
 from varla.ops.dispatch import (
     CALL,
+    UNTRIED,
     CallOptions,
     Held,
     Mechanism,
@@ -35,17 +36,21 @@ class VLAOptions(DirectionOptions, total=False):
 
     eps: float
     normalizer: bool
+    normalize_query: bool
+    scale: float | None
 
 
 @dataclass(frozen=True)
 class VLASettings(DirectionSettings):
     """The scalars of VLA. The function, the step, the layer and the configurations all read them here.
 
-    They are those of `directions`, and two of `memory`. Both have feature_map and normalize_key, with the same value.
+    They are those of `directions`, and four of `memory`. Both have feature_map and normalize_key, with the same value.
     """
 
     eps: float = MemorySettings.eps
     normalizer: bool = MemorySettings.normalizer
+    normalize_query: bool = MemorySettings.normalize_query
+    scale: float | None = MemorySettings.scale
 
     # The settings of `directions` and of `memory`.
     halves: tuple[DirectionSettings, MemorySettings] = field(init=False, repr=False, compare=False)
@@ -64,10 +69,25 @@ _ALONG, _HELD = (
 )
 
 
-class VLACall(VLAOptions, CallOptions, total=False):
+class Gates(TypedDict, total=False):
+    """The gates of `varla.vla`, for type checkers."""
+
+    beta: Tensor | None
+    decay: Tensor | None
+    strength: Tensor | None
+
+
+class VLACall(VLAOptions, Gates, CallOptions, total=False):
     """The keywords of `varla.vla`, for type checkers."""
 
     initial_state: VLAState | None
+
+
+class VLAStep(VLAOptions, Gates, total=False):
+    """The keywords of `varla.vla_step`, for type checkers."""
+
+
+GATES: dict[str, Tensor | None] = {"beta": None, "decay": None, "strength": None}
 
 
 @overload
@@ -78,20 +98,28 @@ def vla(
 def vla(
     q: Tensor, k: Tensor, v: Tensor, u: Tensor, *, return_state: Literal[True], **options: Unpack[VLACall]
 ) -> tuple[Tensor, VLAState]: ...
-@accepts(CALL, SCALARS)
+@accepts(GATES, CALL, SCALARS)
 def vla(
     q: Tensor, k: Tensor, v: Tensor, u: Tensor, *, return_state: bool = False, **options: Unpack[VLACall]
 ) -> Tensor | tuple[Tensor, VLAState]:
     """Variational Linear Attention: Algorithm 1 of the paper. Every backend computes it exactly.
 
-        a = directions(k, u)        A <- A - A u u^T A / (1 + u^T A u),   a = A k / |A k|
-        o = memory(q, k, v, a)      S <- S + (v - S k) a^T,   z <- z + k,   o = S q / max(q . z, eps)
+        a = directions(k, u)        A <- A - w A u u^T A / (1 + w u^T A u),   a = A k / |A k|
+        o = memory(q, k, v, a)      S <- d S,   S <- S + beta (v - S k) a^T,   z <- d z + k,   o = S q / max(q . z, eps)
+
+    The paper has no gates: w, beta and d are 1 there. With beta, decay and strength, `normalizer=False` and SiLU
+    features of unit length, this is Gated VLA. Gated VLA with strength 0 is Gated DeltaNet.
 
     Args:
         q: queries [B, T, H, D], raw: the feature map is applied inside.
         k: keys [B, T, H, D], raw: feature map and normalisation are applied inside.
         v: values [B, T, H, Dv].
         u: penalty directions [B, T, H, D], raw: normalised inside. A zero u does not change A.
+        beta: write strengths [B, T, H], 0 to 2: 0 writes nothing. None: 1.
+        decay: logarithm of the decay d of S and z [B, T, H], at most 0, applied before the prediction. None: no decay.
+        strength: penalty strengths w [B, T, H], at least 0, for u of length 1. 0 leaves A as it is. None: u has the
+            length `penalty_scale`. Relative errors grow like w / lambda0, which may be up to 1000 in float32. With
+            bfloat16 inputs, the kernels are off by 1 to 2% at 1, and by 5% at 10.
         initial_state: the state to start from, with one row for each sequence. None: S = 0, A = I / lambda0, z = 0.
         return_state: also return the state after the last token.
         cu_seqlens: offsets [N + 1] of N sequences packed into B = 1. Packed sequences do not affect each other.
@@ -106,28 +134,32 @@ def vla(
         gain: how the write direction a follows from A k. "unit" divides by |A k| (the paper). "projection" divides by
             k . A k, so that S k = v holds for the newest pair. "raw" is A k itself (VLAv2; with u = k, classical
             recursive least squares).
-        feature_map: "elu1" (ELU + 1), or "identity" if q and k are features already.
+        feature_map: "elu1" (ELU + 1), "silu", or "identity" if q and k are features already.
         penalty_scale: length of u after normalisation. None: D ** -0.5, as in Algorithm 1; 1.0: as in the paper's eq.
-            (penalty).
+            (penalty). An error together with `strength`.
         normalizer: divide outputs by max(q . z, eps). False: o = S q.
+        normalize_query: normalise query features to unit length.
+        scale: factor on the query features. None: D ** -0.5.
         normalize_key: normalise key features to unit length for S. False: the paper's ablation.
         update_penalty: False keeps A at its initial value, without refresh: the paper's ablation.
 
-    NaN or infinity in k, v or u makes the later outputs of its row and head NaN. In the kernels it also reaches earlier
+    Values of beta, decay and strength are checked if they are on the CPU. On a GPU that would wait for the device: values
+    that are not allowed then give results without meaning.
+
+    NaN or infinity in k, v, u or a gate makes the later outputs of its row and head NaN. In the kernels it also reaches earlier
     tokens of the same chunk of 64, because their products run over whole chunks.
 
     Returns:
         o [B, T, H, Dv] in the inputs' dtype, or (o, VLAState) with `return_state`.
     """
-    call, own = split(options, SCALARS)
+    call, own = split(options, {**GATES, **SCALARS})
+    gates = {name: own.pop(name, None) for name in GATES}
     settings = settings_of(VLASettings, own).halves
-    (q, k, v, u), sizes = check_inputs(
-        {"q": (q, "B T H D"), "k": (k, "B T H D"), "v": (v, "B T H Dv"), "u": (u, "B T H D")}
-    )
-    return run(_VLA, (q, k, v, u), sizes, settings, return_state, **call)
+    inputs, sizes = _checked("B T H", q, k, v, u, gates, settings)
+    return run(_mechanism(inputs, settings), inputs, sizes, settings, return_state, **call)
 
 
-@accepts(SCALARS)
+@accepts(GATES, SCALARS)
 def vla_step(
     q: Tensor,
     k: Tensor,
@@ -137,11 +169,11 @@ def vla_step(
     *,
     inplace: bool = False,
     backend: str = "auto",
-    **options: Unpack[VLAOptions],
+    **options: Unpack[VLAStep],
 ) -> tuple[Tensor, VLAState]:
     """One token of `vla`, in constant memory. The options are those of `vla`.
 
-    q, k, u [B, H, D], v [B, H, Dv]; `state` None begins a sequence. Returns (o [B, H, Dv], state).
+    q, k, u [B, H, D], v [B, H, Dv], gates [B, H]; `state` None begins a sequence. Returns (o [B, H, Dv], state).
 
     Args:
         inplace: False does not change the given state. True updates and returns it, without a copy, so that a CUDA
@@ -150,23 +182,40 @@ def vla_step(
         backend: "reference" (the loop, with derivatives), "triton" (one kernel for all rows and heads, without
             derivatives), or "auto": the kernel on a GPU if no gradients are needed, else the loop.
     """
-    for name in options.keys() - SCALARS.keys():
-        refuse_unknown("option", name, ["inplace", "backend", *SCALARS], error=TypeError)
-    settings = settings_of(VLASettings, options).halves
-    (q, k, v, u), sizes = check_inputs({"q": (q, "B H D"), "k": (k, "B H D"), "v": (v, "B H Dv"), "u": (u, "B H D")})
+    for name in options.keys() - SCALARS.keys() - GATES.keys():
+        refuse_unknown("option", name, ["inplace", "backend", *GATES, *SCALARS], error=TypeError)
+    own: dict[str, Any] = dict(options)
+    gates = {name: own.pop(name, None) for name in GATES}
+    settings = settings_of(VLASettings, own).halves
+    inputs, sizes = _checked("B H", q, k, v, u, gates, settings)
     if inplace:
-        check_untracked("an update in place keeps nothing for a backward", {"q": q, "k": k, "v": v, "u": u})
-    return run_step(_VLA, (q, k, v, u), sizes, settings, state, backend=backend, inplace=inplace)
+        given = {name: x for name, x in {"q": q, "k": k, "v": v, "u": u, **gates}.items() if x is not None}
+        check_untracked("an update in place keeps nothing for a backward", given)
+    mechanism = _mechanism(inputs, settings)
+    return run_step(mechanism, inputs, sizes, settings, state, backend=backend, inplace=inplace)
+
+
+def _checked(
+    where: str, q: Tensor, k: Tensor, v: Tensor, u: Tensor, gates: Mapping[str, Any], settings: Sequence[Any]
+) -> tuple[list[Any], dict[str, int]]:
+    """(inputs of the operator, sizes). The tensors begin with dimensions `where`."""
+    wide, values = f"{where} D", f"{where} Dv"
+    inputs, sizes = check_gated(
+        {"q": (q, wide), "k": (k, wide), "v": (v, values), "u": (u, wide)},
+        {name: (x, where) for name, x in gates.items()},
+    )
+    settings[0].check_strength(inputs[6])
+    return inputs, sizes
 
 
 def _reference(
     inputs: Sequence[Any], held: Held, t: Tensor, along: DirectionSettings, settings: MemorySettings
 ) -> Result:
     """Algorithm 1: the loop of `directions`, then that of `memory`."""
-    q, k, v, u = inputs
+    q, k, v, u, beta, decay, strength = inputs
     S, A, z = held
-    a, A = directions_reference(k, u, A, t, along)
-    o, S, z = memory_reference(q, k, v, a, None, None, S, z, settings)
+    a, A = directions_reference(k, u, strength, A, t, along)
+    o, S, z = memory_reference(q, k, v, a, beta, decay, S, z, settings)
     return o, [S, A, z]
 
 
@@ -174,11 +223,20 @@ def _kernels(
     inputs: Sequence[Any], held: Held, t: Tensor, cu_seqlens: Tensor | None, settings: Sequence[Any], keep: bool
 ) -> Result:
     from varla.ops.fused.triton.op import vla_triton
+    from varla.ops.triton.features import scaled_features
 
-    dtype = inputs[0].dtype
-    if dtype != torch.float32 and settings[0].needs_float32(inputs[0].shape[-1]):
-        inputs = [x.float() for x in inputs]
-    o, S, A, z, *_ = vla_triton(*inputs, *held, t, cu_seqlens, *settings, keep)
+    along, own = settings
+    dtype, D = inputs[0].dtype, inputs[0].shape[-1]
+    if dtype != torch.float32 and inputs[6] is None and along.needs_float32(D):
+        inputs = [None if x is None else x.float() for x in inputs]
+    if along.feature_map == "silu" or own.normalize_query or own.scale != 1:  # the kernels know other features alone
+        q, k, *others = inputs
+        (q,) = scaled_features(q, None, own.feature_map, own.normalize_query, own.scale_of(D), q.dtype)
+        (k,) = scaled_features(k, None, own.feature_map, False, 1.0, k.dtype)
+        inputs = [q, k, *others]
+        along = replace(along, feature_map="identity")
+        own = replace(own, feature_map="identity", normalize_query=False, scale=1.0)
+    o, S, A, z, *_ = vla_triton(*inputs, *held, t, cu_seqlens, along, own, keep)
     return o.to(dtype), [S, A, z]
 
 
@@ -190,3 +248,10 @@ def _decode(inputs: Sequence[Any], state: VLAState, settings: Sequence[Any]) -> 
 
 
 _VLA = Mechanism(VLAState, _reference, vla_chunk, _kernels, decode=_decode)
+_GATED = replace(_VLA, kernel_tokens=UNTRIED)
+
+
+def _mechanism(inputs: Sequence[Any], settings: Sequence[Any]) -> Mechanism[VLAState]:
+    own = settings[1]
+    plain = own.feature_map != "silu" and not own.normalize_query and own.scale == 1
+    return _VLA if plain and all(x is None for x in inputs[4:]) else _GATED

@@ -43,8 +43,8 @@ def make(
     widths = {"q": D, "k": D, "v": Dv, "a": D}
     inputs = {name: randn(batch, T, H, width, seed=i) for i, (name, width) in enumerate(widths.items())}
     inputs["a"] = inputs["a"] / 8
-    inputs["beta"] = randn(batch, T, H, seed=5).sigmoid()
-    inputs["log_gate"] = logsigmoid(3 * randn(batch, T, H, seed=6))
+    inputs["beta"] = 2 * randn(batch, T, H, seed=5).sigmoid()
+    inputs["decay"] = logsigmoid(3 * randn(batch, T, H, seed=6))
     state = vla_state(rows, H, D, Dv)
     found = {name: x for name, x in inputs.items() if name in ("q", "k", "v", *given.split())}
     return found, varla.MemoryState(state.S, state.z, state.t)
@@ -119,17 +119,28 @@ def test_packed(options: dict[str, Any], given: str, up_to: int, monkeypatch: py
     assert_agrees(inputs, state, cu_seqlens=torch.tensor([0, *lengths]).cumsum(0), **options)
 
 
-@pytest.mark.parametrize("T", [20, 70])
-@pytest.mark.parametrize("given", ["log_gate", "beta log_gate"])
+@pytest.mark.parametrize("T", [1, 20, 64, 70, 130])
+@pytest.mark.parametrize("given", ["decay", "beta decay", "a decay", "a beta decay"])
 def test_a_decay(given: str, T: int) -> None:
-    assert_agrees(*make(T, given), **NO_NORMALIZER)
+    for options in ({}, NO_NORMALIZER, {"error": False}, {"error": False, "normalizer": False}):
+        assert_agrees(*make(T, given), **options)
 
 
-def test_a_decay_along_directions_is_for_other_forms() -> None:
-    inputs = {name: x.float().to(DEVICE) for name, x in make(9, "a log_gate")[0].items()}
-    with pytest.raises(RuntimeError, match="the kernels take log_gate only without a; use 'chunk'"):
-        varla.memory(**inputs, normalizer=False, backend="triton")
-    got, wanted = (varla.memory(**inputs, normalizer=False, backend=backend) for backend in ("auto", "chunk"))
+@pytest.mark.parametrize("log", [-5.0, -40.0, -1e4, -float("inf"), 0.0, -1e-6])
+def test_strong_and_weak_decays(log: float) -> None:
+    """Also among others: no digits of a decay are lost after strong ones."""
+    for every in (1, 5):
+        inputs, state = make(70, "a beta decay")
+        inputs["decay"][:, ::every] = log
+        assert_agrees(inputs, state, tolerance=2e-5)
+
+
+def test_a_decay_after_the_prediction_is_for_other_forms() -> None:
+    """The kernels have it only without directions and z, for `decayed_delta_rule`."""
+    inputs = {name: x.float().to(DEVICE) for name, x in make(9, "decay")[0].items()}
+    with pytest.raises(RuntimeError, match="with decay_first=False the kernels take no directions and keep no z"):
+        varla.memory(**inputs, decay_first=False, backend="triton")
+    got, wanted = (varla.memory(**inputs, decay_first=False, backend=backend) for backend in ("auto", "chunk"))
     assert torch.equal(got, wanted)
 
 

@@ -1,28 +1,42 @@
 """`varla.directions`: the write directions a, from keys k, penalty directions u and the state A.
 
-lambda <- lambda + u u^T,   A = lambda^-1       by Sherman-Morrison, |u| set to `penalty_scale`
+lambda <- lambda + w u u^T,   A = lambda^-1     by Sherman-Morrison; |u| = 1 with a strength w, else `penalty_scale`
 A <- A + eta I                                  every `refresh_every` tokens
 a = A k / |A k|                                 or another gain
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal, Unpack, overload
 
 import torch
 from torch import Tensor
 
-from varla.ops.checks import check_inputs
+from varla.ops.checks import check_gated
 from varla.ops.chunk.op import ChunkOperator
 from varla.ops.directions.chunk import DirectionCell
 from varla.ops.directions.reference import directions_reference
 from varla.ops.directions.settings import DirectionOptions, DirectionSettings
-from varla.ops.dispatch import CALL, CallOptions, Held, Mechanism, Result, accepts, defaults_of, run, settings_of, split
+from varla.ops.dispatch import (
+    CALL,
+    UNTRIED,
+    CallOptions,
+    Held,
+    Mechanism,
+    Result,
+    accepts,
+    defaults_of,
+    run,
+    settings_of,
+    split,
+)
 from varla.ops.state import DirectionState
 
 
 class DirectionCall(DirectionOptions, CallOptions, total=False):
     """The keywords of `varla.directions`, for type checkers."""
 
+    strength: Tensor | None
     initial_state: DirectionState | None
 
 
@@ -37,7 +51,7 @@ def directions(
 def directions(
     k: Tensor, u: Tensor, *, return_state: Literal[True], **options: Unpack[DirectionCall]
 ) -> tuple[Tensor, DirectionState]: ...
-@accepts(CALL, SCALARS)
+@accepts({"strength": None}, CALL, SCALARS)
 def directions(
     k: Tensor, u: Tensor, *, return_state: bool = False, **options: Unpack[DirectionCall]
 ) -> Tensor | tuple[Tensor, DirectionState]:
@@ -48,6 +62,7 @@ def directions(
     Args:
         k: keys [B, T, H, D], raw: feature map and normalisation are applied inside.
         u: penalty directions [B, T, H, D], raw: normalised inside. A zero u does not change A.
+        strength: penalty strengths [B, T, H], as for `varla.vla`.
         initial_state, return_state, cu_seqlens, backend, chunk_size: as for `varla.vla`.
         options: lambda0, refresh_every, refresh, gain, feature_map, penalty_scale, normalize_key and update_penalty, as
             for `varla.vla`.
@@ -55,15 +70,17 @@ def directions(
     Returns:
         a [B, T, H, D] in the inputs' dtype, or (a, DirectionState) with `return_state`.
     """
-    call, own = split(options, SCALARS)
+    call, own = split(options, {"strength": None, **SCALARS})
+    strength = own.pop("strength", None)
     settings = settings_of(DirectionSettings, own)
-    (k, u), sizes = check_inputs({"k": (k, "B T H D"), "u": (u, "B T H D")})
-    return run(_DIRECTIONS, (k, u), sizes, (settings,), return_state, **call)
+    inputs, sizes = check_gated({"k": (k, "B T H D"), "u": (u, "B T H D")}, {"strength": (strength, "B T H")})
+    settings.check_strength(inputs[2])
+    return run(_DIRECTIONS if strength is None else _STRENGTHS, inputs, sizes, (settings,), return_state, **call)
 
 
 def _reference(inputs: Sequence[Any], held: Held, t: Tensor, settings: DirectionSettings) -> Result:
-    (k, u), (A,) = inputs, held
-    a, A = directions_reference(k, u, A, t, settings)
+    (k, u, strength), (A,) = inputs, held
+    a, A = directions_reference(k, u, strength, A, t, settings)
     return a, [A]
 
 
@@ -72,12 +89,25 @@ def _kernels(
 ) -> Result:
     from varla.ops.directions.triton.op import directions_triton
 
-    dtype = inputs[0].dtype
-    if dtype != torch.float32 and settings[0].needs_float32(inputs[0].shape[-1]):
-        inputs = [x.float() for x in inputs]
-    a, A, *_ = directions_triton(*inputs, *held, t, cu_seqlens, *settings, keep)
+    inputs, settings, dtype = prepared(inputs, settings[0])
+    a, A, *_ = directions_triton(*inputs, *held, t, cu_seqlens, settings, keep)
     return a.to(dtype), [A]
 
 
-_chunk = ChunkOperator("directions_chunk", DirectionCell, "k u", "A", DirectionSettings)
+def prepared(inputs: Sequence[Any], settings: DirectionSettings) -> Any:
+    """Inputs and settings for the kernels, which do not know SiLU and may need float32; and the outputs' dtype."""
+    from varla.ops.triton.features import scaled_features
+
+    k, u, strength = inputs
+    dtype = k.dtype
+    if dtype != torch.float32 and strength is None and settings.needs_float32(k.shape[-1]):
+        k, u = k.float(), u.float()
+    if settings.feature_map == "silu":
+        (k,) = scaled_features(k, None, "silu", False, 1.0, k.dtype)
+        settings = replace(settings, feature_map="identity")
+    return (k, u, strength), settings, dtype
+
+
+_chunk = ChunkOperator("directions_chunk", DirectionCell, "k u strength?", "A", DirectionSettings)
 _DIRECTIONS = Mechanism(DirectionState, _reference, _chunk, _kernels)
+_STRENGTHS = replace(_DIRECTIONS, kernel_tokens=UNTRIED)

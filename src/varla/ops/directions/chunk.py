@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from varla.ops.algebra import by_chunk, eye_like, solve_lower, symmetric
+from varla.ops.algebra import by_chunk, dot, eye_like, solve_lower, symmetric
 from varla.ops.chunk.driver import Context, Inputs, Refresh, Tensors
 from varla.ops.directions.gain import Gain
 from varla.ops.directions.settings import DirectionSettings
@@ -26,7 +26,7 @@ from varla.ops.features import Features, unit, unit_backward
 
 
 class DirectionCell:
-    """The chunk form of `directions` alone: inputs k, u; state A. See chunk.driver.Cell."""
+    """The chunk form of `directions` alone: inputs k, u, strength; state A. See chunk.driver.Cell."""
 
     output_like = 0
     may_be_minus_infinity: Sequence[int] = ()
@@ -37,40 +37,57 @@ class DirectionCell:
 
     def forward(self, inputs: Inputs, state: Tensors, context: Context) -> tuple[Tensor, Tensors, Tensors]:
         """See Cell."""
-        k, u = inputs
+        k, u, strength = inputs
         K = Features(k, self.settings.feature_map, self.settings.normalize_key, context.valid).y
-        a, A0, A = forward(K, u, state[0], self.settings, context.refresh)
+        a, A0, A = forward(K, u, strength, state[0], self.settings, context.refresh)
         return a, (A0,), (A,)
 
     def backward(
         self, inputs: Inputs, starts: Tensors, context: Context, do: Tensor, dstate: Tensors
     ) -> tuple[Inputs, Tensors]:
         """See Cell."""
-        k, u = inputs
+        k, u, strength = inputs
         keys = Features(k, self.settings.feature_map, self.settings.normalize_key, context.valid)
-        dK, du, dA = Recomputed(keys.y, u, starts[0], self.settings, context.refresh).backward(do, dstate[0])
-        return (keys.backward(dK), du), (dA,)
+        found = Recomputed(keys.y, u, strength, starts[0], self.settings, context.refresh).backward(do, dstate[0])
+        return (keys.backward(found.dK), found.du, found.dstrength), (found.dA,)
 
 
 def forward(
-    K: Tensor, u: Tensor, A: Tensor, settings: DirectionSettings, refresh: Refresh | None
+    K: Tensor, u: Tensor, strength: Tensor | None, A: Tensor, settings: DirectionSettings, refresh: Refresh | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(a [M, n, D], A before each chunk [M, D, D], A after the last) from keys K, raw u [M, n, D] and A [N, D, D]."""
     A = symmetric(A)
     if settings.update_penalty:
-        A0, Z, A = scan(unit(u)[0] * settings.length_of_u(u.shape[-1]), A, refresh)
+        A0, Z, A = scan(unit(u)[0] * settings.lengths_of_u(strength, u.shape[-1]), A, refresh)
     else:
         A0, Z = A.repeat(K.shape[0] // A.shape[0], 1, 1), None
     return Gain(settings.gain, apply_A(K, A0, Z, refresh), K).a, A0, A
 
 
+class DirectionGradients(NamedTuple):
+    """Gradients of unit keys K, raw u, the strengths (None without), and A before the first chunk."""
+
+    dK: Tensor
+    du: Tensor
+    dstrength: Tensor | None
+    dA: Tensor
+
+
 class Recomputed:
     """Recomputes the write directions a of a segment from A before each chunk, for the backward."""
 
-    def __init__(self, K: Tensor, u: Tensor, A0: Tensor, settings: DirectionSettings, refresh: Refresh | None):
-        """K, u [M, n, D] as for `forward`; A0 [M, D, D] is A before each chunk."""
-        self.K, self.A0, self.refresh = K, A0, refresh
-        self.length = settings.length_of_u(u.shape[-1])
+    def __init__(
+        self,
+        K: Tensor,
+        u: Tensor,
+        strength: Tensor | None,
+        A0: Tensor,
+        settings: DirectionSettings,
+        refresh: Refresh | None,
+    ):
+        """K, u [M, n, D] and strength [M, n, 1] as for `forward`; A0 [M, D, D] is A before each chunk."""
+        self.K, self.strength, self.A0, self.refresh = K, strength, A0, refresh
+        self.length = settings.lengths_of_u(strength, u.shape[-1])
         self.unit_u, self.inverse = unit(u)
         self.U = self.unit_u * self.length
         self.parts = None
@@ -80,15 +97,19 @@ class Recomputed:
         self.gain = Gain(settings.gain, apply_A(K, A0, self.parts.Z if self.parts else None, refresh), K)
         self.a = self.gain.a
 
-    def backward(self, da: Tensor, dA: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients (dK, du, dA before the first chunk) from da [M, n, D] and dA [N, D, D] after the last."""
+    def backward(self, da: Tensor, dA: Tensor) -> DirectionGradients:
+        """The gradients, from da [M, n, D] and dA [N, D, D], the gradient of A after the last chunk."""
         dP, dK_gain = self.gain.backward(da)
         dA = symmetric(dA)
         if self.parts is None:
             dK, dA = backward_fixed(self.K, self.A0, dP, dA)
-            return dK + dK_gain, torch.zeros_like(self.U), dA
+            still = None if self.strength is None else torch.zeros_like(self.strength)
+            return DirectionGradients(dK + dK_gain, torch.zeros_like(self.U), still, dA)
         dU, dK, dA = backward(self.U, self.K, self.A0, self.parts, dP, dA, self.refresh)
-        return dK + dK_gain, unit_backward(dU * self.length, self.unit_u, self.inverse), dA
+        du = unit_backward(dU * self.length, self.unit_u, self.inverse)
+        # The strength is |u|^2, and its gradient the one of |u| divided by 2 |u|.
+        dstrength = None if self.strength is None else dot(self.unit_u, dU) / (2 * self.length)
+        return DirectionGradients(dK + dK_gain, du, dstrength, dA)
 
 
 class Factor(NamedTuple):

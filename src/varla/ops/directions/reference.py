@@ -15,28 +15,42 @@ from varla.ops.features import Features, unit
 
 
 def directions_reference(
-    k: Tensor, u: Tensor, A: Tensor, t: Tensor, settings: DirectionSettings
+    k: Tensor, u: Tensor, strength: Tensor | None, A: Tensor, t: Tensor, settings: DirectionSettings
 ) -> tuple[Tensor, Tensor]:
-    """(a [B, T, H, D], A) from raw k, u [B, T, H, D] and A [B, H, D, D] after t [B] tokens."""
+    """(a [B, T, H, D], A) from raw k, u [B, T, H, D] and A [B, H, D, D] after t [B] tokens.
+
+    strength [B, T, H, 1] is the squared length of u; None: the length is a setting.
+    """
     # A is symmetric. Taking its symmetric part does not change its value, and defines the derivative for all forms.
     A = symmetric(A)
     alphas = []
-    for k_t, u_t in zip(k.unbind(1), u.unbind(1), strict=True):
+    strengths = [None] * k.shape[1] if strength is None else strength.unbind(1)
+    for k_t, u_t, strength_t in zip(k.unbind(1), u.unbind(1), strengths, strict=True):
         t = t + 1
         k_hat = Features(k_t, settings.feature_map, settings.normalize_key).y  # lines 6-7
-        A = penalty_step(A, u_t, t, settings)  # lines 8-15
+        A = penalty_step(A, u_t, t, settings, strength_t)  # lines 8-15
         alphas.append(write_direction(apply(A, k_hat), k_hat, settings.gain))  # lines 17-18
     return torch.stack(alphas, 1), A
 
 
-def penalty_step(A: Tensor, u: Tensor, t: Tensor, settings: DirectionSettings) -> Tensor:
-    """Lines 8 to 15: A [B, H, D, D] after token number t [B] with raw penalty direction u [B, H, D]."""
+def penalty_step(
+    A: Tensor, u: Tensor, t: Tensor, settings: DirectionSettings, strength: Tensor | None = None
+) -> Tensor:
+    """Lines 8 to 15: A [B, H, D, D] after token number t [B] with raw penalty direction u [B, H, D].
+
+    With a strength w [B, H, 1], A^-1 gains w u u^T for the unit vector u. The step has no square root of w, so that
+    its gradient at w = 0 is finite.
+    """
     if not settings.update_penalty:
         return A
-    u = unit(u)[0] * settings.length_of_u(u.shape[-1])  # line 8
+    u = unit(u)[0]  # line 8
+    if strength is None:
+        u = u * settings.length_of_u(u.shape[-1])
     z_sm = apply(A, u)  # lines 10-12: Sherman-Morrison, eq. (sm)
-    delta = 1 + dot(u, z_sm)
-    A = A - outer(z_sm, z_sm) / delta[..., None]
+    gained, along = outer(z_sm, z_sm), dot(u, z_sm)
+    if strength is not None:
+        gained, along = strength[..., None] * gained, strength * along
+    A = A - gained / (1 + along)[..., None]
     if settings.refresh_beat:  # lines 13-15: before the gain of the same token
         period, eta = settings.refresh_beat
         now = (t % period == 0).to(A.dtype)

@@ -4,12 +4,14 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 import torch
+from torch import Tensor
 
 from varla.arguments import check_choice, check_count, check_flag, check_number
-from varla.ops.checks import dtype_name
+from varla.ops.checks import dtype_name, host_range
 from varla.ops.features import FEATURE_MAPS, LARGEST
 
 GAINS = ("unit", "projection", "raw")
+LOSS = 8192  # lambda0 is at least this many times eps |u|^2: 0.001 |u|^2 in float32
 
 
 class DirectionOptions(TypedDict, total=False):
@@ -64,6 +66,16 @@ class DirectionSettings:
         """|u| after normalisation, for keys of D dimensions."""
         return D**-0.5 if self.penalty_scale is None else float(self.penalty_scale)
 
+    def lengths_of_u(self, strength: Tensor | None, D: int) -> Tensor | float:
+        """|u|: the square root of the strengths [..., 1], or `length_of_u`.
+
+        Strengths of 0 are replaced by tiny ones. They do not change A by as much as its last bit, and the gradient of a
+        strength, which divides by |u|, stays finite and right.
+        """
+        if strength is None:
+            return self.length_of_u(D)
+        return strength.clamp(min=torch.finfo(strength.dtype).tiny ** 0.5).sqrt()
+
     def needs_float32(self, D: int) -> bool:
         """Whether kernels with products in bfloat16 or float16 would lose the result, for keys of D dimensions.
 
@@ -83,7 +95,7 @@ class DirectionSettings:
         limits = torch.finfo(dtype)
         least, why = 1 / limits.max, "1 / lambda0 must be finite"
         if self.update_penalty:
-            least = max(least, 8192 * limits.eps * self.length_of_u(D) ** 2)
+            least = max(least, LOSS * limits.eps * self.length_of_u(D) ** 2)
             why = "below, rounding errors of the first steps would stay in A"
         if self.lambda0 < least:
             name = dtype_name(dtype)
@@ -92,3 +104,18 @@ class DirectionSettings:
         if self.lambda0 > 1 / limits.tiny:
             most = f"{1 / limits.tiny:.3g} in {dtype_name(dtype)}"
             raise ValueError(f"lambda0 must be at most {most}, got {self.lambda0!r}")
+
+    def check_strength(self, strength: Tensor | None) -> None:
+        """Raise a ValueError if strengths [..., 1] on the CPU would make A lose its digits, as in `check_precision`."""
+        if strength is None or not self.update_penalty:
+            return
+        if self.penalty_scale is not None:
+            raise ValueError("strength and penalty_scale both set the length of u: give one of them")
+        values = host_range(strength)
+        dtype = torch.float64 if strength.dtype == torch.float64 else torch.float32
+        most = self.lambda0 / (LOSS * torch.finfo(dtype).eps)
+        if values is not None and values[1] > most:
+            raise ValueError(
+                f"strength must be at most {most:.3g} in {dtype_name(dtype)} for lambda0 = {self.lambda0!r} (above, "
+                f"rounding errors would stay in A), got values up to {values[1]:g}"
+            )

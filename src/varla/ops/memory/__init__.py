@@ -1,18 +1,31 @@
 """`varla.memory`: S is written along given directions and read by queries.
 
-e = v - S k                 the prediction error
-S <- g S + beta e a^T       a from `varla.directions`, or the key itself
-z <- z + k,   o = S q / max(q . z, eps)
+S <- d S                    decay, optional
+S <- S + beta e a^T         e = v - S k, the prediction error; a from `varla.directions`, or the key itself
+z <- d z + k,   o = S q / max(q . z, eps)
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal, Unpack, overload
 
 from torch import Tensor
 
-from varla.ops.checks import check_inputs
+from varla.ops.checks import check_gated
 from varla.ops.chunk.op import ChunkOperator
-from varla.ops.dispatch import CALL, CallOptions, Held, Mechanism, Result, accepts, defaults_of, run, settings_of, split
+from varla.ops.dispatch import (
+    CALL,
+    UNTRIED,
+    CallOptions,
+    Held,
+    Mechanism,
+    Result,
+    accepts,
+    defaults_of,
+    run,
+    settings_of,
+    split,
+)
 from varla.ops.memory.chunk import MemoryCell
 from varla.ops.memory.reference import memory_reference
 from varla.ops.memory.settings import MemoryOptions, MemorySettings
@@ -23,7 +36,7 @@ class Call(MemoryOptions, CallOptions, total=False):
     """The keywords of `varla.memory`, for type checkers."""
 
     beta: Tensor | None
-    log_gate: Tensor | None
+    decay: Tensor | None
     initial_state: MemoryState | None
 
 
@@ -45,7 +58,7 @@ def memory(
 def memory(
     q: Tensor, k: Tensor, v: Tensor, a: Optional = None, *, return_state: Literal[True], **options: Unpack[Call]
 ) -> tuple[Tensor, MemoryState]: ...
-@accepts({"beta": None, "log_gate": None}, CALL, SCALARS)
+@accepts({"beta": None, "decay": None}, CALL, SCALARS)
 def memory(
     q: Tensor, k: Tensor, v: Tensor, a: Optional = None, *, return_state: bool = False, **options: Unpack[Call]
 ) -> Tensor | tuple[Tensor, MemoryState]:
@@ -57,42 +70,30 @@ def memory(
         v: values [B, T, H, Dv].
         a: write directions [B, T, H, D], from `varla.directions` or your own; they are not normalised. None: the key,
             after feature map and normalisation.
-        beta: write strengths [B, T, H]. None: 1.
-        log_gate: logarithm of the decay of S [B, T, H], at most 0, applied after the prediction. None: no decay. With
-            a gate, `normalizer` must be False and `error` True.
-        initial_state, return_state, cu_seqlens, backend, chunk_size: as for `varla.vla`. The kernels take `log_gate`
-            only without `a`.
-        options: eps, feature_map, normalizer, normalize_query, normalize_key, scale, error; see `MemorySettings`.
+        beta: write strengths [B, T, H], 0 to 2. None: 1.
+        decay: logarithm of the decay of S and z [B, T, H], at most 0. None: no decay.
+        initial_state, return_state, cu_seqlens, backend, chunk_size: as for `varla.vla`.
+        options: eps, feature_map, normalizer, normalize_query, normalize_key, scale, error, decay_first; see
+            `MemorySettings`.
 
     Returns:
         o [B, T, H, Dv] in the inputs' dtype, or (o, MemoryState) with `return_state`.
     """
-    call, own = split(options, {"beta": None, "log_gate": None, **SCALARS})
-    beta, log_gate = own.pop("beta", None), own.pop("log_gate", None)
+    call, own = split(options, {"beta": None, "decay": None, **SCALARS})
+    beta, decay = own.pop("beta", None), own.pop("decay", None)
     settings = settings_of(MemorySettings, own)
-    if log_gate is not None and (settings.normalizer or not settings.error):
-        raise ValueError("log_gate needs normalizer=False and error=True: z does not decay")
-    named = {"q": (q, "B T H D"), "k": (k, "B T H D"), "v": (v, "B T H Dv")}
-    optional = {"a": (a, "B T H D"), "beta": (beta, "B T H"), "log_gate": (log_gate, "B T H")}
-    given = {name: (x, shape) for name, (x, shape) in optional.items() if x is not None}
-    tensors, sizes = check_inputs({**named, **given})
-    checked = dict(zip([*named, *given], tensors, strict=True))
-    inputs = [checked.get(name) for name in ("q", "k", "v", "a", "beta", "log_gate")]
-    inputs[4:] = [None if x is None else x[..., None] for x in inputs[4:]]
-    if a is not None and log_gate is not None:
-        if call["backend"] == "triton":
-            raise RuntimeError(
-                "backend='triton' cannot run here: the kernels take log_gate only without a; use 'chunk'"
-            )
-        call["backend"] = "chunk" if call["backend"] == "auto" else call["backend"]
-    return run(_MEMORY, inputs, sizes, (settings,), return_state, **call)
+    inputs, sizes = check_gated(
+        {"q": (q, "B T H D"), "k": (k, "B T H D"), "v": (v, "B T H Dv")},
+        {"a": (a, "B T H D"), "beta": (beta, "B T H"), "decay": (decay, "B T H")},
+    )
+    return run(_MEMORY if decay is None else _DECAYED, inputs, sizes, (settings,), return_state, **call)
 
 
 def reference_form(inputs: Sequence[Any], held: Held, t: Tensor, settings: MemorySettings) -> Result:
     """The loop, with the arguments of dispatch.Mechanism.reference."""
-    q, k, v, a, beta, log_gate = inputs
+    q, k, v, a, beta, decay = inputs
     S, z = held
-    o, S, z = memory_reference(q, k, v, a, beta, log_gate, S, z, settings)
+    o, S, z = memory_reference(q, k, v, a, beta, decay, S, z, settings)
     return o, [S, z]
 
 
@@ -105,5 +106,6 @@ def kernel_form(
     return memory_kernels(inputs, held, t, cu_seqlens, settings[0], keep)
 
 
-memory_chunk = ChunkOperator("memory_chunk", MemoryCell, "q k v a? beta? log_gate?", "S z?", MemorySettings)
+memory_chunk = ChunkOperator("memory_chunk", MemoryCell, "q k v a? beta? decay?", "S z?", MemorySettings)
 _MEMORY = Mechanism(MemoryState, reference_form, memory_chunk, kernel_form)
+_DECAYED = replace(_MEMORY, kernel_tokens=UNTRIED)

@@ -1,14 +1,21 @@
-"""The delta rule with a decay per token: S <- g S + (v - S k) a^T over n tokens, read by q.
+"""The delta rule with a decay d per token, over chunks of n tokens, read by q.
 
-Let c be the running sum of log g inside the chunk (c_0 = 0). Decays between tokens are exponentials of c_t - c_s, the
-sum of log g between the two, and at most 1 for g <= 1:
+    first       S <- d S,  S <- S + (v - S k) a^T           decay_first: the prediction reads the decayed S
+    after       S <- d S + (v - S k) a^T
 
-    since the start  rho_t = exp(c_{t-1}), sigma_t = exp(c_t);   to the end  tau_s = exp(c_n - c_s)
-    T = I + tril(Gamma o K a^T, -1),  Gamma_ts = exp(c_{t-1} - c_s);   [Tv Tk] = T^-1 [V rho K]
+Let c be the running sum of log d inside the chunk (c_0 = 0). Decays between tokens are exponentials of c_t - c_s, the
+sum of log d between the two, and at most 1 for d <= 1. Let p = t if the decay comes first, else t - 1: what the
+prediction of token t reads has decayed until token p.
+
+    since the start  rho_t = exp(c_p), sigma_t = exp(c_t);   to the end  tau_s = exp(c_n - c_s)
+    T = I + tril(Gamma o K a^T, -1),  Gamma_ts = exp(c_p - c_s);   [Tv Tk] = T^-1 [V rho K]
     E  = Tv - Tk S0^T,   S1 = S0 (sigma_n I - Tk^T tau a) + Tv^T tau a
     N  = sigma Q S0^T + tril(Gamma' o Q a^T) E,   Gamma'_ts = exp(c_t - c_s)
 
-Shapes are as in chunk_rules.py; log g is [M, n, 1]. A token that does not exist has a zero key and log gate 0, and
+The gradient of c needs no matrices of its own: with q exp(c_t), k exp(c_p) and a exp(-c_s) in place of q, k and a, the
+recurrence of S exp(-c) has no decay. So dc_t = q_t . dq_t - a_t . da_t, and k_t . dk_t is added to dc_p.
+
+Shapes are as in chunk_rules.py; log d is [M, n, 1]. A token that does not exist has a zero key and log decay 0, and
 changes nothing.
 """
 
@@ -16,81 +23,136 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from varla.ops.algebra import eye_like, solve_lower, solve_lower_transposed
-from varla.ops.memory.chunk_rules import Gradients, affine_scan
+from varla.ops.algebra import by_chunk, dot, eye_like, solve_lower, solve_lower_transposed
+from varla.ops.memory.chunk_rules import Gradients, Through, affine_scan
+from varla.ops.memory.settings import MemorySettings
+
+
+class Decay:
+    """The decays of a segment's chunks, from their logarithms [M, n, 1]."""
+
+    def __init__(self, log: Tensor):
+        """Sum the logarithms."""
+        # Each column of the matrix has a running sum of its own, so that the sums hold no decays before token s. As a
+        # difference of two sums from the chunk's start, c_t - c_s would keep the rounding errors of closed gates.
+        n = log.shape[1]
+        past = torch.ones(n, n, dtype=torch.bool, device=log.device).tril()
+        sums = torch.where(past.tril(-1), log, 0).cumsum(1)  # c_t - c_s
+        self.log = log
+        self.between = sums.masked_fill_(~past, -torch.inf).exp_()  # Gamma' [M, n, n]
+        self.since, self.to_end = log.cumsum(1).exp(), self.between[:, -1, :, None]  # sigma, tau [M, n, 1]
+
+    def backward(self, dc: Tensor) -> Tensor:
+        """Gradient of the logarithms from that of their running sums c. Below `closed` a decay counts as zero."""
+        return torch.where(self.log < closed(self.log.dtype), 0, dc.flip(1).cumsum(1).flip(1))
 
 
 class Decayed:
-    """See chunk_rules.Rule. `log_gate` [M, n, 1]: logarithms of the decays."""
+    """See chunk_rules.Rule. Gradients.dc is the gradient of the running sums c [M, n, 1]."""
 
-    def __init__(self, log_gate: Tensor):
-        """Remember the gates."""
-        self.log_gate = log_gate
+    def __init__(self, decay: Decay, first: bool, error: bool):
+        """`first`: decay before the prediction. Without `error`, v is written as it is."""
+        self.decay, self.first, self.error = decay, first, error
 
     def forward(self, Q: Tensor, K: Tensor, V: Tensor, a: Tensor, S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See Rule."""
-        c = DecayedChunks(Q, K, V, a, self.log_gate)
+        c = self._chunks(Q, K, V, a)
         S0, S = affine_scan(c.F, torch.bmm(c.Tv.mT, c.a_end), S)
         return torch.bmm(c.sigma * Q, S0.mT).baddbmm_(c.C, c.residuals(S0)), S0, S
 
     def backward(self, Q: Tensor, K: Tensor, V: Tensor, a: Tensor, S0: Tensor, dread: Tensor, dS: Tensor) -> Gradients:
         """See Rule."""
-        c = DecayedChunks(Q, K, V, a, self.log_gate)
+        c = self._chunks(Q, K, V, a)
         E = c.residuals(S0)
         direct = torch.bmm(c.C.mT, dread)
         own = torch.bmm(dread.mT, c.sigma * Q).baddbmm_(direct.mT, c.Tk, alpha=-1)
         after, dS = affine_scan(c.F.mT, own, dS, reverse=True)
 
         dV = solve_lower_transposed(c.T, direct.baddbmm_(c.a_end, after.mT), unit=True)
-        X = torch.bmm(dread, E.mT) * c.gamma_read  # gradient of Q a^T
+        X = torch.bmm(dread, E.mT) * self.decay.between  # gradient of Q a^T
         Y = torch.bmm(dV, E.mT).mul_(c.gamma).neg_()  # gradient of K a^T
-        da_end, dK_start, dread_S0 = torch.bmm(E, after), torch.bmm(dV, S0).neg_(), torch.bmm(dread, S0)
-        dQ = torch.bmm(X, a).addcmul_(c.sigma, dread_S0)
-        dK = torch.bmm(Y, a).addcmul_(c.rho, dK_start)
-        da = torch.bmm(X.mT, Q).baddbmm_(Y.mT, K).addcmul_(c.tau, da_end)
+        dQ = torch.bmm(X, a).addcmul_(c.sigma, torch.bmm(dread, S0))
+        dK = torch.bmm(Y, a).addcmul_(c.rho, torch.bmm(dV, S0), value=-1)
+        along = torch.bmm(E, after)  # gradient of tau a
+        da = torch.bmm(X.mT, Q).baddbmm_(Y.mT, c.K).addcmul_(self.decay.to_end, along)
 
-        # Gradients of c_t (`until`) and of c_{t-1} (`before`); both are running sums of log g.
-        read, write = X * c.Qa, Y * c.Ka
-        end = c.tau * (da_end * a).sum(-1, keepdim=True)
-        until = read.sum(2, keepdim=True) - read.sum(1)[..., None] - write.sum(1)[..., None] - end
-        until += c.sigma * (Q * dread_S0).sum(-1, keepdim=True)
-        until[:, -1:] += end.sum(1, keepdim=True)
-        until[:, -1:] += c.sigma[:, -1:] * (after * S0).sum((1, 2))[:, None, None]
-        before = write.sum(2, keepdim=True) + c.rho * (dK_start * K).sum(-1, keepdim=True)
-        until[:, :-1] += before[:, 1:]  # c before token t + 1 is c_t; before the first token it is 0
-        dgate = torch.where(self.log_gate < closed(self.log_gate.dtype), 0, until.flip(1).cumsum(1).flip(1))
-        return Gradients(dQ, dK, dV, da, dgate, dS, torch.bmm(c.sigma * Q, S0.mT).baddbmm_(c.C, E))
+        dc = dot(Q, dQ) - dot(a, da)
+        if self.first:
+            dc += dot(c.K, dK)
+        else:
+            dc[:, :-1] += dot(c.K, dK)[:, 1:]  # c before token t + 1 is c_t; before the first token it is 0
+        dc[:, -1] += (after * S0).sum((1, 2))[:, None] * c.sigma[:, -1] + dot(c.a_end, along).sum(1)  # S1 . dS1
+        read = torch.bmm(c.sigma * Q, S0.mT).baddbmm_(c.C, E)
+        return Gradients(dQ, dK if self.error else None, dV, da, dc, dS, read)
+
+    def _chunks(self, Q: Tensor, K: Tensor, V: Tensor, a: Tensor) -> "DecayedChunks":
+        return DecayedChunks(Q, K if self.error else torch.zeros_like(K), V, a, self.decay, self.first)
 
 
 def closed(dtype: torch.dtype) -> float:
-    """The log gate below which a gate counts as zero, and has no gradient."""
+    """The log decay below which S counts as forgotten, and the decay has no gradient."""
     return math.log(torch.finfo(dtype).tiny)
 
 
 class DecayedChunks:
     """The quantities of a segment's chunks that do not depend on S."""
 
-    def __init__(self, Q: Tensor, K: Tensor, V: Tensor, a: Tensor, log_gate: Tensor):
+    def __init__(self, Q: Tensor, K: Tensor, V: Tensor, a: Tensor, decay: Decay, first: bool):
         """Solve the triangular systems."""
-        # Each column of the matrix has a running sum of its own, so that the sums hold no gates before token s. As a
-        # difference of two sums from the chunk's start, c_t - c_s would keep the rounding errors of closed gates.
-        n = K.shape[1]
-        past = torch.ones(n, n, dtype=torch.bool, device=K.device).tril()
-        between = torch.where(past.tril(-1), log_gate, 0).cumsum(1)  # c_t - c_s
-        self.gamma_read = between.masked_fill_(~past, -torch.inf).exp_()
-        self.gamma = torch.nn.functional.pad(self.gamma_read[:, :-1], (0, 0, 1, 0))
-        self.sigma, self.tau = log_gate.cumsum(1).exp(), self.gamma_read[:, -1, :, None]
-        self.rho = torch.nn.functional.pad(self.sigma[:, :-1], (0, 0, 1, 0), value=1.0)
-        self.Ka, self.Qa = torch.bmm(K, a.mT), torch.bmm(Q, a.mT)
-        self.T = self.gamma * self.Ka
-        self.C = self.gamma_read * self.Qa
+        self.K, self.sigma = K, decay.since
+        self.gamma = decay.between.tril(-1) if first else pad(decay.between[:, :-1], (0, 0, 1, 0))
+        self.rho = self.sigma if first else pad(self.sigma[:, :-1], (0, 0, 1, 0), value=1.0)
+        self.T = self.gamma * torch.bmm(K, a.mT)
+        self.C = decay.between * torch.bmm(Q, a.mT)
         solved = solve_lower(self.T, torch.cat((V, self.rho * K), -1), unit=True)
         self.Tv, self.Tk = solved[..., : V.shape[-1]], solved[..., V.shape[-1] :]
-        self.a_end = self.tau * a
-        decay = self.sigma[:, -1:] * eye_like(K, K.shape[-1])
-        self.F = torch.baddbmm(decay, self.Tk.mT, self.a_end, alpha=-1)
+        self.a_end = decay.to_end * a
+        whole = self.sigma[:, -1:] * eye_like(K, K.shape[-1])
+        self.F = torch.baddbmm(whole, self.Tk.mT, self.a_end, alpha=-1)
 
     def residuals(self, S0: Tensor) -> Tensor:
         """E from the states before each chunk."""
         return torch.baddbmm(self.Tv, self.Tk, S0.mT, alpha=-1)
+
+
+class DecayedNormalizer:
+    """The denominators of a segment where z decays like S: z <- d z + f. See chunk.Normalizer."""
+
+    def __init__(self, Q: Tensor, F: Tensor, z0: Tensor, settings: MemorySettings, decay: Decay):
+        """Compute all denominators D [M, n, 1] from Q, F [M, n, D] and z0 [M, D], which is z before each chunk."""
+        self.Q, self.F, self.decay = Q, F, decay
+        self.eps, self.on = settings.eps, settings.normalizer
+        self.z = torch.baddbmm(decay.since * z0.to(Q.dtype)[:, None], decay.between, F)
+        self.D = dot(Q, self.z)
+        self.inverse = 1 / self.D.clamp(min=self.eps)
+
+    def divide(self, x: Tensor) -> Tensor:
+        """Outputs from reads S_t q_t. Also gradients of reads from gradients of outputs."""
+        return x * self.inverse if self.on else x
+
+    def backward(self, dread: Tensor, read: Tensor, dz: Tensor) -> Through:
+        """Adjoint of the denominators. dz [N, D] is the gradient of z after the last chunk."""
+        decay = self.decay
+        dD = torch.where(self.eps <= self.D, -dot(dread, read) * self.inverse, 0) if self.on else self.D.new_zeros(1)
+        dz_t = dD * self.Q  # gradient of the z that each token reads
+        after, dz = decayed_scan(decay.since[:, -1], (decay.since * dz_t).sum(1), dz, reverse=True)
+        after = after.to(self.Q.dtype)[:, None]
+        dF = torch.bmm(decay.between.mT, dz_t).addcmul_(decay.to_end, after)
+        dc = dot(dz_t, self.z) - dot(self.F, dF)
+        dc[:, -1] += dot(after, self.z[:, -1:])[:, 0]  # z1 . dz1
+        return Through(dD * self.z, dF, dz, dc)
+
+
+def decayed_scan(factor: Tensor, add: Tensor, z: Tensor, reverse: bool = False) -> tuple[Tensor, Tensor]:
+    """z <- factor_g z + add_g over the chunks, in the dtype of z [N, D]. factor [M, 1], add [M, D].
+
+    Returns (z before each chunk in that order [M, D], z at the end).
+    """
+    factors, adds = (by_chunk(x, z.shape[0]).to(z.dtype).unbind() for x in (factor, add))
+    entered = []
+    for g in reversed(range(len(adds))) if reverse else range(len(adds)):
+        entered.append(z)
+        z = torch.addcmul(adds[g], factors[g], z)
+    return torch.cat(entered[::-1] if reverse else entered), z

@@ -2,7 +2,7 @@
 
     Sum      S <- S + v a^T                         linear attention
     Delta    S <- S + (v - S k) a^T                 VLA, the delta rule (docs/math.md, section 4)
-    Decayed  S <- g S + (v - S k) a^T               chunk_decay.py
+    Decayed  either of them with a decay of S       chunk_decay.py
 
 The delta rule over n tokens, read by q:
 
@@ -25,15 +25,24 @@ from varla.ops.algebra import by_chunk, eye_like, solve_lower, solve_lower_trans
 
 
 class Gradients(NamedTuple):
-    """Gradients of a rule's arguments, and the reads. `dK` is None if S is not read by keys, `dgate` without a gate."""
+    """Gradients of a rule's arguments, and the reads. `dK` is None if S is not read by keys, `dc` without a decay."""
 
     dQ: Tensor
     dK: Tensor | None
     dV: Tensor
     da: Tensor
-    dgate: Tensor | None
+    dc: Tensor | None
     dS: Tensor
     read: Tensor
+
+
+class Through(NamedTuple):
+    """Gradients through the denominators: of Q, of key features F, of z before the first chunk, and of c as above."""
+
+    dQ: Tensor | float
+    dF: Tensor
+    dz: Tensor
+    dc: Tensor | None = None
 
 
 class Rule(Protocol):

@@ -21,6 +21,7 @@ from varla.ops.triton.tiles import (
     loaded,
     normalized,
     rows,
+    sigmoid,
     store_column,
     store_rows,
     unit_backward,
@@ -38,13 +39,13 @@ def rows_of(total, N: tl.constexpr):
 
 @triton.jit(do_not_specialize=["total"])
 def features_forward(
-    x, beta, y, a, total, scale, D: tl.constexpr, BD: tl.constexpr, N: tl.constexpr, ELU: tl.constexpr,
+    x, beta, y, a, total, scale, D: tl.constexpr, BD: tl.constexpr, N: tl.constexpr, MAP: tl.constexpr,
     UNIT: tl.constexpr, BETA: tl.constexpr,
 ):  # fmt: skip
     """y [total, D] and, if BETA, a = beta y [total, D], from x [total, D] and beta [total]."""
     d = tl.arange(0, BD)
     row, count = rows_of(total, N)
-    F = featured(loaded(x, row, count, 0, 1, d, D, N), count, d, D, N, ELU)
+    F = featured(loaded(x, row, count, 0, 1, d, D, N), count, d, D, N, MAP)
     K = normalized(F, UNIT)[0] * scale
     store_rows(y, K, row, count, 0, 1, d, D, N)
     if BETA:
@@ -54,7 +55,7 @@ def features_forward(
 
 @triton.jit(do_not_specialize=["total"])
 def features_backward(
-    x, beta, dy, da, dx, dbeta, total, scale, D: tl.constexpr, BD: tl.constexpr, N: tl.constexpr, ELU: tl.constexpr,
+    x, beta, dy, da, dx, dbeta, total, scale, D: tl.constexpr, BD: tl.constexpr, N: tl.constexpr, MAP: tl.constexpr,
     UNIT: tl.constexpr, BETA: tl.constexpr,
 ):  # fmt: skip
     """dx [total, D] and, if BETA, dbeta [total]."""
@@ -65,7 +66,7 @@ def features_backward(
     if BETA:  # loaded here, before the first use of X stalls
         strength = column(beta, row, count, 0, 1, N).to(tl.float32)
         e = rows(da, row, count, 0, 1, d, D, N)
-    F = featured(X, count, d, D, N, ELU)
+    F = featured(X, count, d, D, N, MAP)
     K, inverse = normalized(F, UNIT)
     if BETA:
         store_column(dbeta, (tl.sum(K * e, 1) * scale).to(dbeta.dtype.element_ty), row, count, 0, 1, N)
@@ -73,14 +74,18 @@ def features_backward(
     g *= scale
     if UNIT:
         g = unit_backward(g, K, inverse)
-    store_rows(dx, feature_backward(g, F, ELU), row, count, 0, 1, d, D, N)
+    if MAP == "silu":
+        slope = sigmoid(X.to(tl.float32))
+        store_rows(dx, g * (slope + F * (1 - slope)), row, count, 0, 1, d, D, N)
+    else:
+        store_rows(dx, feature_backward(g, F, MAP), row, count, 0, 1, d, D, N)
 
 
 def _constants(x: Tensor, beta: Tensor | None, feature_map: str, normalize: bool) -> dict[str, int]:
     D = x.shape[-1]
     BD = triton.next_power_of_2(D)
     sizes = {"D": D, "BD": BD, "N": max(ELEMENTS // BD, 1), "num_warps": WARPS}
-    return {**sizes, "ELU": feature_map == "elu1", "UNIT": normalize, "BETA": beta is not None}
+    return {**sizes, "MAP": feature_map, "UNIT": normalize, "BETA": beta is not None}
 
 
 def _features(

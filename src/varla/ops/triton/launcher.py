@@ -118,7 +118,7 @@ class Launcher:
         raise NotImplementedError
 
     @staticmethod
-    def buffers(inputs: Sequence[Tensor], chunks: int, spans: int, *settings: Any) -> list[Tensor]:
+    def buffers(inputs: Sequence[Any], chunks: int, spans: int, *settings: Any) -> list[Tensor]:
         """Empty tensors for what the forward keeps, for inputs [B, T, H, *] in this many chunks and spans."""
         raise NotImplementedError
 
@@ -127,13 +127,16 @@ class Launcher:
         """What the backward reads beside the buffers: tensors of the initial state, and results of `run`."""
         return []
 
-    def run(self, x: Sequence[Tensor], state: Sequence[Tensor], t: Tensor, kept: list[Tensor]) -> Sequence[Tensor]:
-        """(outputs, *final state) from contiguous inputs x [tokens, H, *] and state; fills the buffers `kept`."""
+    def run(self, x: Sequence[Any], state: Sequence[Tensor], t: Tensor, kept: list[Tensor]) -> Sequence[Tensor]:
+        """(outputs, *final state) from contiguous inputs x [tokens, H, *] and state; fills the buffers `kept`.
+
+        Inputs that are not given are None, and so are their gradients.
+        """
         raise NotImplementedError
 
     def run_backward(
-        self, x: Sequence[Tensor], t: Tensor, kept: Sequence[Tensor], do: Tensor, dfinal: Sequence[Tensor]
-    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        self, x: Sequence[Any], t: Tensor, kept: Sequence[Tensor], do: Tensor, dfinal: Sequence[Tensor]
+    ) -> tuple[Sequence[Any], Sequence[Tensor]]:
         """(gradients of the inputs, of the initial state)."""
         raise NotImplementedError
 

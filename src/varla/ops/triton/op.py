@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from varla.ops.checks import GATES
 from varla.ops.custom_op import Call, StateOperator
 from varla.ops.packing import sequence_bounds
 from varla.ops.state import DIMENSIONS
@@ -37,7 +38,7 @@ class KernelOperator(StateOperator):
         if first.numel() == 0:
             return [torch.empty_like(like), *(x.clone() for x in state), *extra]
         with torch.cuda.device_of(first):
-            tokens = [x.flatten(0, 1).contiguous() for x in call.inputs]
+            tokens = [None if x is None else x.flatten(0, 1).contiguous() for x in call.inputs]
             launcher = self._launcher(call, keep)
             o, *final = launcher.run(tokens, [x.contiguous() for x in state], call.t, kept)
         return [o.to(like.dtype).view(like.shape), *final, *extra]
@@ -48,12 +49,13 @@ class KernelOperator(StateOperator):
         """See StateOperator."""
         first = call.inputs[0]
         if first.numel() == 0:
-            return [torch.zeros_like(x) for x in call.inputs], [x.clone() for x in dfinal]
+            return [None if x is None else torch.zeros_like(x) for x in call.inputs], [x.clone() for x in dfinal]
         with torch.cuda.device_of(first):
-            *tokens, do = (x.flatten(0, 1).contiguous() for x in (*call.inputs, do))
+            *tokens, do = (None if x is None else x.flatten(0, 1).contiguous() for x in (*call.inputs, do))
             launcher = self._launcher(call, True)
             grads, dstate = launcher.run_backward(tokens, call.t, kept, do, [x.contiguous() for x in dfinal])
-        return [grad.to(x.dtype).view(x.shape) for grad, x in zip(grads, call.inputs, strict=True)], dstate
+        pairs = zip(grads, call.inputs, strict=True)
+        return [None if x is None else grad.to(x.dtype).view(x.shape) for grad, x in pairs], dstate
 
     def buffers(self, call: Call, state: Sequence[Any]) -> list[Tensor]:
         """See StateOperator."""
@@ -70,8 +72,10 @@ class KernelOperator(StateOperator):
         first, like = call.inputs[0], call.inputs[self.output_like]
         B, T, H, D = first.shape
         lengths = (T,) * B if call.cu_seqlens is None else tuple(sequence_bounds(call.cu_seqlens, T)[1])
-        sizes = (H, D, like.shape[-1])
-        found = launcher_for(self.kind, lengths, sizes, first.dtype, first.device, tuple(call.settings), backward)
+        sizes, given = (H, D, like.shape[-1]), tuple(x is not None for x in call.inputs)
+        found = launcher_for(
+            self.kind, lengths, sizes, given, first.dtype, first.device, tuple(call.settings), backward
+        )
         if first.is_cuda and torch.cuda.is_current_stream_capturing():
             _captured.append(found.plan)  # for ever: the graph holds the addresses of the plan's tables
         return found
@@ -82,38 +86,53 @@ def launcher_for(
     kind: type[Launcher],
     lengths: tuple[int, ...],
     sizes: tuple[int, int, int],
+    given: tuple[bool, ...],
     dtype: torch.dtype,
     device: torch.device,
     settings: tuple[Any, ...],
     backward: bool,
 ) -> Launcher:
-    """The launcher for sequences of these lengths and sizes (H, D, DV), with compiled kernels."""
+    """The launcher for sequences of these lengths and sizes (H, D, DV), with compiled kernels.
+
+    `given` says which of the inputs there are.
+    """
     H, D, DV = sizes
     precision = Precision.of(dtype, D)
     shape = Shape.of(H, D, DV, precision.buffer, capability_of(device))
     found = kind(make_plan(lengths, span_length(sum(lengths), H), device), shape, precision, *settings)
 
     def call(tokens: int, plan: Plan, started: list[Any]) -> None:
-        rehearse(replace(found, plan=plan, dry=started), settings, tokens, dtype, device, backward)
+        rehearse(replace(found, plan=plan, dry=started), settings, given, tokens, dtype, device, backward)
 
     if device.type == "cuda":
-        precompile((kind, shape, precision, found.constants, dtype, device), call, H, device, backward)
+        precompile((kind, shape, precision, found.constants, given, dtype, device), call, H, device, backward)
     return found
 
 
 def rehearse(
-    launcher: Launcher, settings: Sequence[Any], tokens: int, dtype: torch.dtype, device: torch.device, backward: bool
+    launcher: Launcher,
+    settings: Sequence[Any],
+    given: Sequence[bool],
+    tokens: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    backward: bool,
 ) -> None:
     """Run a call on `tokens` tokens, and its backward, for a `dry` launcher that only compiles the kernels."""
     shape, plan = launcher.shape, launcher.plan
     sizes = {"B": len(plan.sequences), "H": shape.H, "D": shape.D, "Dv": shape.DV}
-    widths = [shape.DV if name == "v" else shape.D for name in launcher.inputs.split()]
+    widths = {"v": shape.DV, **dict.fromkeys(GATES, 1)}
     dims = [DIMENSIONS[name].split() for name in launcher.state.split()]
-    inputs = [torch.empty(1, tokens, shape.H, width, dtype=dtype, device=device) for width in widths]
+    inputs = [
+        torch.empty(1, tokens, shape.H, widths.get(name.rstrip("?"), shape.D), dtype=dtype, device=device)
+        if here
+        else None
+        for name, here in zip(launcher.inputs.split(), given, strict=True)
+    ]
     state = [torch.empty([sizes[letter] for letter in each], device=device) for each in dims]
     t = torch.empty(len(plan.sequences), dtype=torch.int64, device=device)
     kept = launcher.buffers(inputs, len(plan.chunks), len(plan.spans), *settings)
-    x = [each[0] for each in inputs]
+    x = [None if each is None else each[0] for each in inputs]
     results = launcher.run(x, state, t, kept)
     if backward:
         o, *final = results

@@ -108,18 +108,28 @@ def store_matrix(ptr, x, index, r, R, c, C):
 
 
 @triton.jit
-def feature(x, ELU: tl.constexpr):
-    """The feature map: ELU(x) + 1, which is exp(x) for x <= 0, or the identity. NaN stays NaN."""
-    if ELU:
+def feature(x, MAP: tl.constexpr):
+    """The feature map "elu1" (ELU(x) + 1, which is exp(x) for x <= 0), "silu" or "identity". NaN stays NaN."""
+    if MAP == "elu1":
         return tl.where(x > 0, x + 1, tl.exp(x))
+    elif MAP == "silu":
+        return x * sigmoid(x)
     else:
         return x
 
 
 @triton.jit
-def feature_backward(grad, phi, ELU: tl.constexpr):
-    """Gradient of x from that of phi = feature(x)."""
-    if ELU:
+def sigmoid(x):
+    """1 / (1 + exp(-x)), without overflow."""
+    e = tl.exp(-tl.abs(x))
+    return tl.where(x >= 0, 1.0, e) / (1 + e)
+
+
+@triton.jit
+def feature_backward(grad, phi, MAP: tl.constexpr):
+    """Gradient of x from that of phi = feature(x), for "elu1" and "identity": "silu" needs x (`features_backward`)."""
+    tl.static_assert(MAP != "silu")
+    if MAP == "elu1":
         return tl.where(phi < 1, grad * phi, grad)
     else:
         return grad
@@ -146,20 +156,20 @@ def unit_backward(grad, y, inverse, T: tl.constexpr = False):
 
 
 @triton.jit
-def featured(x, count, d, D, N: tl.constexpr, ELU: tl.constexpr, T: tl.constexpr = False):
+def featured(x, count, d, D, N: tl.constexpr, MAP: tl.constexpr, T: tl.constexpr = False):
     """Features of a loaded tile; zero where a token does not exist."""
     i = tl.arange(0, N)
     if T:
         inside = (i[None, :] < count) & (d[:, None] < D)
     else:
         inside = (i[:, None] < count) & (d[None, :] < D)
-    return tl.where(inside, feature(x.to(tl.float32), ELU), 0.0)
+    return tl.where(inside, feature(x.to(tl.float32), MAP), 0.0)
 
 
 @triton.jit
-def features(ptr, token, count, head, H, d, D, N: tl.constexpr, ELU: tl.constexpr, T: tl.constexpr = False):
+def features(ptr, token, count, head, H, d, D, N: tl.constexpr, MAP: tl.constexpr, T: tl.constexpr = False):
     """Features of a tile of tokens of ptr [tokens, H, D]; zero where a token does not exist."""
-    return featured(loaded(ptr, token, count, head, H, d, D, N, T), count, d, D, N, ELU, T)
+    return featured(loaded(ptr, token, count, head, H, d, D, N, T), count, d, D, N, MAP, T)
 
 
 @triton.jit
@@ -226,6 +236,33 @@ def lower_inverse(N, WARPS: tl.constexpr, DOT: tl.constexpr):
     eye = tl.where(tl.arange(0, 64)[:, None] == tl.arange(0, 64)[None, :], 1.0, 0.0)
     M = dot(D, rest, DOT)
     return dot(dot(eye - M, eye + dot(M, M, DOT), DOT), D, DOT)
+
+
+@triton.jit
+def decays(decay, token, count, head, H, N: tl.constexpr):
+    """Running sums of log decays [tokens, H] from the tile's first token on, as two numbers (high, low) [N] each.
+
+    The sum of a few strong decays is large, and a difference of two such sums would keep their rounding errors. So every
+    log decay is split into a multiple of 1/256, whose sums are exact, and a small rest. Below -1000 a decay is zero.
+    """
+    x = column(decay, token, count, head, H, N).to(tl.float32)
+    x = tl.where(x < -1000.0, -1000.0, x)
+    high = tl.floor(x * 256) / 256
+    return tl.cumsum(high, 0), tl.cumsum(x - high, 0)
+
+
+@triton.jit
+def last_of(x, N: tl.constexpr):
+    """The last of N numbers."""
+    return tl.sum(tl.where(tl.arange(0, N) == N - 1, x, 0.0), 0)
+
+
+@triton.jit
+def between(high, low, N: tl.constexpr):
+    """The decay from token s to token t, exp(c_t - c_s) for s <= t and 0 for others: [N, N], from `decays`."""
+    i = tl.arange(0, N)
+    sums = (high[:, None] - high[None, :]) + (low[:, None] - low[None, :])
+    return tl.exp(tl.where(i[:, None] >= i[None, :], sums, float("-inf")))
 
 
 @triton.jit

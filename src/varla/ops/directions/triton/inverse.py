@@ -12,15 +12,17 @@ the first token of a step and `more` the number of tokens from there to the end 
 import triton
 import triton.language as tl
 
-from varla.ops.directions.triton.walk import STEP, slot, span_of, symmetric
+from varla.ops.directions.triton.walk import STEP, lengths, slot, span_of, symmetric
 from varla.ops.triton.tiles import (
     cholesky_inverse,
+    column,
     dot,
     features,
     matrix,
     normalized,
     operand,
     rows,
+    store_column,
     store_matrix,
     store_rows,
     unit,
@@ -30,16 +32,18 @@ from varla.ops.triton.tiles import (
 
 @triton.jit
 def square_sum(
-    u, spans, out, H, D, scale, BD: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr, WALK: tl.constexpr
-):
-    """out [spans, H, D, D] = U^T U of each span. U is u, with rows normalised to length `scale` if UNIT."""
+    u, strength, spans, out, H, D, scale, BD: tl.constexpr, BLOCK: tl.constexpr, UNIT: tl.constexpr,
+    STRENGTH: tl.constexpr, WALK: tl.constexpr,
+):  # fmt: skip
+    """out [spans, H, D, D] = U^T U of each span. U is u, with rows normalised to their `lengths` if UNIT."""
     span, head, token, count, _, _, _ = span_of(spans, H)
     d = tl.arange(0, BD)
     total = tl.zeros([BD, BD], tl.float32)
     for begin in range(0, count, BLOCK):
         U = rows(u, token + begin, count - begin, head, H, d, D, BLOCK, True)
         if UNIT:
-            U = unit(U, True)[0] * scale
+            length = lengths(strength, scale, token + begin, count - begin, head, H, BLOCK, STRENGTH)
+            U = unit(U, True)[0] * length[None, :]
         total = dot(U, tl.trans(U), WALK, total)
     store_matrix(out, total, span * H + head, d, D, d, D)
 
@@ -126,7 +130,7 @@ def compose(initial, C, F, J, starts, first, scratch, H, D, BD: tl.constexpr, WA
 def outer_sum(
     G, a, k, spans, chunk_first, out, H, D,
     BD: tl.constexpr, BLOCK: tl.constexpr, FIXED: tl.constexpr,
-    ELU: tl.constexpr, UNIT: tl.constexpr, DOT: tl.constexpr,
+    MAP: tl.constexpr, UNIT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """out [spans, H, D, D] = -sym(G^T a) of each span, with G [chunks, H, 64, D]. FIXED: sym(G^T K), where G is dP."""
     span, head, token, count, sequence, position, _ = span_of(spans, H)
@@ -136,7 +140,7 @@ def outer_sum(
     for begin in range(0, count, BLOCK):
         here, more = token + begin, count - begin
         if FIXED:
-            X = normalized(features(k, here, more, head, H, d, D, BLOCK, ELU), UNIT)[0]
+            X = normalized(features(k, here, more, head, H, d, D, BLOCK, MAP), UNIT)[0]
         else:
             X = -rows(a, here, more, head, H, d, D, BLOCK)
         row = slot(chunk_first, sequence, position + begin, head, H)
@@ -146,13 +150,14 @@ def outer_sum(
 
 @triton.jit
 def direction_backward(
-    u, a, G, dM, du, chunks, chunk_position, chunk_first, gradient_first, H, D, scale,
-    BD: tl.constexpr, CHUNK: tl.constexpr, SPAN: tl.constexpr, DOT: tl.constexpr,
+    u, strength, a, G, dM, du, dstrength, chunks, chunk_position, chunk_first, gradient_first, H, D, scale,
+    BD: tl.constexpr, STRENGTH: tl.constexpr, CHUNK: tl.constexpr, SPAN: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """du without refresh, for one chunk a program. dM [*, H, D, D]: gradient of A^-1 after every span of SPAN tokens.
 
     Every token only adds u u^T to A^-1, so the gradient of A^-1 is the sum of -sym(g_t a_t^T) over later tokens, and
     dU = 2 U dM - triu(U a^T) G - triu(U G^T) a, over the rest of the span: attention to later tokens.
+    With STRENGTH, A^-1 gains w u u^T, and dstrength [tokens, H] gets u . dM u.
     a is exact in bfloat16. G [chunks, H, CHUNK, D] and dM are not, and are split into two bfloat16 numbers.
     """
     RIGHT: tl.constexpr = "right" if DOT == "bf16" else DOT
@@ -174,4 +179,9 @@ def direction_backward(
         later = (n > 0) | (i[:, None] <= i[None, :])
         dU = dot(tl.where(later, dot(x, tl.trans(P), DOT), 0.0), X, RIGHT, dU)
         dU = dot(tl.where(later, dot(x, tl.trans(X), RIGHT), 0.0), P, DOT, dU)
-    store_rows(du, unit_backward(dU * (2 * scale * scale), y, inverse), token, count, head, H, d, D, CHUNK)
+    if STRENGTH:
+        store_column(dstrength, tl.sum(y * dU, 1), token, count, head, H, CHUNK)
+        dU *= 2 * column(strength, token, count, head, H, CHUNK).to(tl.float32)[:, None]
+    else:
+        dU *= 2 * scale * scale
+    store_rows(du, unit_backward(dU, y, inverse), token, count, head, H, d, D, CHUNK)

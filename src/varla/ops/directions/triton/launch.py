@@ -24,6 +24,27 @@ INT32_MAX = 2**31 - 1
 FEW_HEADS = 48  # heads of all sequences together. With more, walking each sequence from its beginning is as fast
 
 
+class Penalty(NamedTuple):
+    """Penalty directions u [tokens, H, D] and their strengths [tokens, H, 1], if given; or the gradients of both."""
+
+    u: Tensor
+    strength: Tensor | None
+
+    @property
+    def pointers(self) -> tuple[Tensor, Tensor]:
+        """Both. u takes the place of missing strengths, and no kernel reads it there."""
+        return self.u, self.u if self.strength is None else self.strength
+
+    @property
+    def on(self) -> bool:
+        """Whether there are strengths."""
+        return self.strength is not None
+
+    def empty(self) -> "Penalty":
+        """Empty tensors for the gradients."""
+        return Penalty(torch.empty_like(self.u), None if self.strength is None else torch.empty_like(self.strength))
+
+
 class Kept(NamedTuple):
     """What the forward keeps for the backward, beside a."""
 
@@ -36,7 +57,7 @@ class Kept(NamedTuple):
 class DirectionLauncher(Launcher):
     """One call of `directions`."""
 
-    inputs, state, output_like = "k u", "A", 0
+    inputs, state, output_like = "k u strength?", "A", 0
 
     settings: DirectionSettings
 
@@ -46,7 +67,7 @@ class DirectionLauncher(Launcher):
         return *self._switches.values(), self.settings.gain, self.settings.normalize_key
 
     @staticmethod
-    def buffers(inputs: Sequence[Tensor], chunks: int, spans: int, settings: DirectionSettings) -> list[Tensor]:
+    def buffers(inputs: Sequence[Any], chunks: int, spans: int, settings: DirectionSettings) -> list[Tensor]:
         """See Launcher and `Kept`."""
         k = inputs[0]
         tokens, (H, D) = k.shape[0] * k.shape[1], k.shape[2:]
@@ -62,17 +83,17 @@ class DirectionLauncher(Launcher):
         """The initial A, a, and the final A."""
         return [*state, *results]
 
-    def run(self, x: Sequence[Tensor], state: Sequence[Tensor], t: Tensor, kept: list[Tensor]) -> Sequence[Tensor]:
+    def run(self, x: Sequence[Any], state: Sequence[Tensor], t: Tensor, kept: list[Tensor]) -> Sequence[Tensor]:
         """See Launcher."""
-        (k, u), (A,) = x, state
+        (k, u, strength), (A,) = x, state
         a = torch.empty_like(k, dtype=self.precision.buffer)
-        return a, self.forward(k, u, A, t, a, Kept(*kept))
+        return a, self.forward(k, Penalty(u, strength), A, t, a, Kept(*kept))
 
     def run_backward(
-        self, x: Sequence[Tensor], t: Tensor, kept: Sequence[Tensor], do: Tensor, dfinal: Sequence[Tensor]
-    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        self, x: Sequence[Any], t: Tensor, kept: Sequence[Tensor], do: Tensor, dfinal: Sequence[Tensor]
+    ) -> tuple[Sequence[Any], Sequence[Tensor]]:
         """See Launcher."""
-        k, u = x
+        k, u, strength = x
         *buffers, A, a, final = kept
         held, a = Kept(*buffers), a.reshape(k.shape).to(self.precision.buffer)
         keys = Features(k.float(), self.settings.feature_map, self.settings.normalize_key)
@@ -81,10 +102,11 @@ class DirectionLauncher(Launcher):
         # Rows beyond the end of a short chunk hold other tokens; no kernel reads them.
         rows = self.plan.chunks[:, :1] + torch.arange(CHUNK, device=k.device)
         dP = dP[rows.clamp(max=len(dP) - 1).long()].transpose(1, 2).contiguous()  # [chunks, H, CHUNK, D]
-        du, dA = self.backward(k, u, A.contiguous(), t, a, held, final, dP, dk, dfinal[0])
-        return (dk, du), (dA,)
+        penalty = Penalty(u, strength)
+        (du, dstrength), dA = self.backward(k, penalty, A.contiguous(), t, a, held, final, dP, dk, dfinal[0])
+        return (dk, du, dstrength), (dA,)
 
-    def forward(self, k: Tensor, u: Tensor, A: Tensor, t: Tensor, a: Tensor, kept: Kept) -> Tensor:
+    def forward(self, k: Tensor, u: Penalty, A: Tensor, t: Tensor, a: Tensor, kept: Kept) -> Tensor:
         """Fill a and `kept`, and return A after the last token. Raw k, u [tokens, H, D], A [N, H, D, D], t [N]."""
         s, plan, final = self.shape, self.plan, torch.empty_like(A)
         if not self._serial:
@@ -92,18 +114,18 @@ class DirectionLauncher(Launcher):
         spans, start = (plan.sequences, A) if self._serial else (plan.spans, kept.A)
         self.launch(
             walk.forward_walk, (len(spans) * s.H,),
-            k, u, start, t, spans, kept.A, final, a, kept.gain, kept.J, plan.span_first,
+            k, *u.pointers, start, t, spans, kept.A, final, a, kept.gain, kept.J, plan.span_first,
             A.new_empty(len(spans) * s.H, 256),  # for tiles.cholesky_inverse
             s.H, s.D, *self._scalars, plan.span if self._serial else 0,
-            **self._walk, GAIN=self.settings.gain, EXACT=self.precision.exact, WARPS=s.warps,
+            **self._walk, STRENGTH=u.on, GAIN=self.settings.gain, EXACT=self.precision.exact, WARPS=s.warps,
         )  # fmt: skip
         return self._unless_empty(final, A) if plan.empty else final
 
     def backward(
-        self, k: Tensor, u: Tensor, A: Tensor, t: Tensor, a: Tensor, kept: Kept, final: Tensor, dP: Tensor, dk: Tensor,
-        dA: Tensor,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Return du and the gradient of the initial A, and add to dk the gradient of the keys through a.
+        self, k: Tensor, u: Penalty, A: Tensor, t: Tensor, a: Tensor, kept: Kept, final: Tensor, dP: Tensor,
+        dk: Tensor, dA: Tensor,
+    ) -> tuple[Penalty, Tensor]:  # fmt: skip
+        """Return the gradients of u and of the initial A, and add to dk the gradient of the keys through a.
 
         dP [chunks, H, CHUNK, D] float32 is the gradient of A k; it is overwritten. `final` is the result of `forward`.
         """
@@ -112,8 +134,8 @@ class DirectionLauncher(Launcher):
         G, Z, Y, K = (torch.empty_like(a) if refresh else dP for _ in range(4))
         self.launch(
             walk.backward_walk, (len(plan.spans) * s.H,),
-            k, u, kept.gain, dP, dk, G, Z, Y, kept.J, K, kept.A, t, plan.spans, plan.chunk_first, s.H, s.D,
-            *self._scalars, **self._walk,
+            k, *u.pointers, kept.gain, dP, dk, G, Z, Y, kept.J, K, kept.A, t, plan.spans, plan.chunk_first, s.H, s.D,
+            *self._scalars, **self._walk, STRENGTH=u.on,
         )  # fmt: skip
         if refresh:
             initial = torch.empty_like(dA)
@@ -155,7 +177,7 @@ class DirectionLauncher(Launcher):
         period, eta = self.settings.refresh_beat or (INT32_MAX, 0.0)
         return self.settings.length_of_u(self.shape.D), min(period, INT32_MAX), eta
 
-    def _starts(self, u: Tensor, A: Tensor, t: Tensor, out: Tensor) -> None:
+    def _starts(self, u: Penalty, A: Tensor, t: Tensor, out: Tensor) -> None:
         """A before every span, without refresh: the inverse of a prefix sum of u u^T."""
         s, plan = self.shape, self.plan
         self._square_sum(u, out, unit=True)
@@ -167,17 +189,17 @@ class DirectionLauncher(Launcher):
             BD=s.BD, WALK=self.precision.walk, WARPS=s.warps, num_warps=s.warps,
         )  # fmt: skip
 
-    def _starts_refreshed(self, u: Tensor, A: Tensor, t: Tensor, out: Tensor) -> None:
+    def _starts_refreshed(self, u: Penalty, A: Tensor, t: Tensor, out: Tensor) -> None:
         """A before every span, with refresh: compute the maps of all spans in parallel, then apply them in order."""
         s, plan = self.shape, self.plan
         C, F, J = (torch.empty_like(out) for _ in range(3))
-        V = torch.empty_like(u, dtype=torch.float32)
+        V = torch.empty_like(u.u, dtype=torch.float32)
         self.launch(
             walk.element_walk, (len(plan.spans) * s.H,),
-            u, t, plan.spans, out.new_empty(len(plan.spans) * s.H, 256), C, F, V, s.H, s.D, *self._scalars,
-            BD=s.BD, WALK=self.precision.walk, EXACT=self.precision.exact, WARPS=s.warps, num_warps=s.warps,
+            *u.pointers, t, plan.spans, out.new_empty(len(plan.spans) * s.H, 256), C, F, V, s.H, s.D, *self._scalars,
+            BD=s.BD, STRENGTH=u.on, WALK=self.precision.walk, EXACT=self.precision.exact, WARPS=s.warps, num_warps=s.warps,
         )  # fmt: skip
-        self._square_sum(V, J, unit=False)
+        self._square_sum(Penalty(V, None), J, unit=False)
         programs = len(plan.sequences) * s.H
         self.launch(
             inverse.compose, (programs,),
@@ -185,12 +207,12 @@ class DirectionLauncher(Launcher):
             BD=s.BD, WALK="tf32x3", WARPS=s.warps, num_warps=s.warps,
         )  # fmt: skip
 
-    def _square_sum(self, u: Tensor, out: Tensor, unit: bool) -> None:
+    def _square_sum(self, u: Penalty, out: Tensor, unit: bool) -> None:
         s, plan = self.shape, self.plan
         self.launch(
             inverse.square_sum, (len(plan.spans) * s.H,),
-            u, plan.spans, out, s.H, s.D, self._scalars[0],
-            BD=s.BD, BLOCK=32, UNIT=unit, WALK=self.precision.walk, num_warps=s.warps,
+            *u.pointers, plan.spans, out, s.H, s.D, self._scalars[0],
+            BD=s.BD, BLOCK=32, UNIT=unit, STRENGTH=u.on, WALK=self.precision.walk, num_warps=s.warps,
         )  # fmt: skip
 
     def _inverse(self, x: Tensor) -> Tensor:
@@ -212,46 +234,49 @@ class DirectionLauncher(Launcher):
         return out
 
     def _information_backward(
-        self, k: Tensor, u: Tensor, A: Tensor, a: Tensor, final: Tensor, G: Tensor, dA: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """(du, gradient of the initial A) without refresh: the gradient of A^-1 is a sum over later tokens."""
+        self, k: Tensor, u: Penalty, A: Tensor, a: Tensor, final: Tensor, G: Tensor, dA: Tensor
+    ) -> tuple[Penalty, Tensor]:
+        """(gradients of u, of the initial A) without refresh: the gradient of A^-1 is a sum over later tokens."""
         s, plan, fixed = self.shape, self.plan, not self.settings.update_penalty
         sums = A.new_empty(len(plan.gradient_spans), s.H, s.D, s.D)
         total = torch.empty_like(A)
         self.launch(
             inverse.outer_sum, (len(plan.gradient_spans) * s.H,),
             G, a, k, plan.gradient_spans, plan.chunk_first, sums, s.H, s.D,
-            BD=s.BD, BLOCK=32, FIXED=fixed, ELU=self._switches["ELU"], UNIT=self._unit,
+            BD=s.BD, BLOCK=32, FIXED=fixed, MAP=self.settings.feature_map, UNIT=self._unit,
             DOT=self.precision.dot, num_warps=s.warps, num_stages=1,
         )  # fmt: skip
         if fixed:
             self.running_sum(sums, dA, total, plan.gradient_first, reverse=True)
-            return torch.zeros_like(u), (total + total.mT) / 2
+            still = None if u.strength is None else torch.zeros_like(u.strength)
+            return Penalty(torch.zeros_like(u.u), still), (total + total.mT) / 2
         self.running_sum(sums, self._through_inverse(final, dA), total, plan.gradient_first, reverse=True)
-        du = torch.empty_like(u)
+        du = u.empty()
         self.launch(
             inverse.direction_backward, (len(plan.chunks) * s.H,),
-            u, a, G, sums, du, plan.chunks, plan.chunk_position, plan.chunk_first, plan.gradient_first, s.H, s.D,
+            *u.pointers, a, G, sums, *du.pointers, plan.chunks, plan.chunk_position, plan.chunk_first, plan.gradient_first, s.H, s.D,
             self._scalars[0],
-            BD=s.BD, CHUNK=CHUNK, SPAN=GRADIENT_SPAN, DOT=self.precision.dot, num_warps=s.finish_warps, num_stages=1,
+            BD=s.BD, STRENGTH=u.on, CHUNK=CHUNK, SPAN=GRADIENT_SPAN, DOT=self.precision.dot, num_warps=s.finish_warps, num_stages=1,
         )  # fmt: skip
         return du, self._through_inverse(self._inverse(A), total)
 
     def _factors_backward(
-        self, k: Tensor, u: Tensor, t: Tensor, kept: Kept, dP: Tensor, V: Tensor, Z: Tensor, X: Tensor, rest: Tensor
-    ) -> Tensor:
-        """du with refresh, through the factors of every step. X and rest are overwritten."""
+        self, k: Tensor, u: Penalty, t: Tensor, kept: Kept, dP: Tensor, V: Tensor, Z: Tensor, X: Tensor, rest: Tensor
+    ) -> Penalty:
+        """The gradients of u with refresh, through the factors of every step. X and rest are overwritten."""
         s, plan = self.shape, self.plan
         self.launch(
             walk.factor_backward, (len(plan.chunks) * s.H,),
-            k, u, dP, V, Z, kept.J, X, rest, plan.chunks, plan.chunk_position, t, s.H, s.D, *self._scalars,
-            BD=s.BD, STEPS=4, ELU=self._switches["ELU"], UNIT=self._unit, DOT=self.precision.times, num_warps=4,
+            k, *u.pointers, dP, V, Z, kept.J, X, rest, plan.chunks, plan.chunk_position, t, s.H, s.D, *self._scalars,
+            BD=s.BD, STRENGTH=u.on, STEPS=4, MAP=self.settings.feature_map, UNIT=self._unit, DOT=self.precision.times, num_warps=4,
         )  # fmt: skip
-        du = X if X.dtype == u.dtype else torch.empty_like(u)
+        du = u.empty()
+        if X.dtype == u.u.dtype:
+            du = Penalty(X, du.strength)
         self.launch(
             walk.direction_walk, (len(plan.spans) * s.H,),
-            u, X, rest, Z, du, kept.A, t, plan.spans, s.H, s.D, *self._scalars,
-            BD=s.BD, DOT=self.precision.times, WALK=self.precision.walk, num_warps=4 if s.half else s.warps,
+            *u.pointers, X, rest, Z, *du.pointers, kept.A, t, plan.spans, s.H, s.D, *self._scalars,
+            BD=s.BD, STRENGTH=u.on, DOT=self.precision.times, WALK=self.precision.walk, num_warps=4 if s.half else s.warps,
         )  # fmt: skip
         return du
 
@@ -267,4 +292,4 @@ class DirectionLauncher(Launcher):
     @cached_property
     def _switches(self) -> dict[str, bool]:
         s = self.settings
-        return {"ELU": s.feature_map == "elu1", "UPDATE": s.update_penalty, "REFRESH": s.refresh_beat is not None}
+        return {"MAP": s.feature_map, "UPDATE": s.update_penalty, "REFRESH": s.refresh_beat is not None}

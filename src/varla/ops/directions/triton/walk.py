@@ -21,6 +21,7 @@ import triton.language as tl
 
 from varla.ops.triton.tiles import (
     cholesky_inverse,
+    column,
     dot,
     feature_backward,
     featured,
@@ -29,6 +30,7 @@ from varla.ops.triton.tiles import (
     matrix,
     normalized,
     rows,
+    store_column,
     store_matrix,
     store_rows,
     unit,
@@ -36,6 +38,7 @@ from varla.ops.triton.tiles import (
 )
 
 STEP = tl.constexpr(16)
+TINY = tl.constexpr(1.0842021724855044e-19)  # the root of the smallest float32
 
 
 @triton.jit
@@ -81,8 +84,21 @@ def symmetric(A):
 
 
 @triton.jit
+def lengths(strength, scale, token, count, head, H, N: tl.constexpr, STRENGTH: tl.constexpr):
+    """|u| of a tile's tokens [N]: the root of their strengths; without STRENGTH, `scale`.
+
+    Strengths of 0 are replaced by tiny ones, as in DirectionSettings.lengths_of_u.
+    """
+    if STRENGTH:
+        w = column(strength, token, count, head, H, N).to(tl.float32)
+        return tl.sqrt(tl.where(w < TINY, TINY, w))
+    else:
+        return tl.full([N], 1.0, tl.float32) * scale
+
+
+@triton.jit
 def scaled(x, scale, EXACT: tl.constexpr):
-    """(X, c, U) from loaded tokens x, where U = c X has length `scale`. EXACT: X = x, which is bfloat16."""
+    """(X, c, U) from loaded tokens x, where U = c X has length `scale` [1, STEP]. EXACT: X = x, which is bfloat16."""
     U, inverse = unit(x.to(tl.float32), True)
     if EXACT:
         return x, inverse * scale, U * scale
@@ -133,10 +149,10 @@ def updated(A, Z, total, eye, REFRESH: tl.constexpr, WALK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["period"])
 def forward_walk(
-    k, u, start, t, spans, kept, final, a, gain, Js, kept_first, scratch,
+    k, u, strength, start, t, spans, kept, final, a, gain, Js, kept_first, scratch,
     H, D, scale, period, eta, kept_every,
-    BD: tl.constexpr, UPDATE: tl.constexpr, REFRESH: tl.constexpr, GAIN: tl.constexpr,
-    ELU: tl.constexpr, UNIT: tl.constexpr, PAST: tl.constexpr, WALK: tl.constexpr, EXACT: tl.constexpr,
+    BD: tl.constexpr, UPDATE: tl.constexpr, REFRESH: tl.constexpr, STRENGTH: tl.constexpr, GAIN: tl.constexpr,
+    MAP: tl.constexpr, UNIT: tl.constexpr, PAST: tl.constexpr, WALK: tl.constexpr, EXACT: tl.constexpr,
     WARPS: tl.constexpr,
 ):  # fmt: skip
     """Write directions a [tokens, H, D], the factors gain [tokens, H] from P to a, and L^-1 of every step in Js.
@@ -154,12 +170,14 @@ def forward_walk(
     aside = scratch + tl.program_id(0) * 256
     next_k = loaded(k, token, count, head, H, d, D, STEP, True)
     next_u = loaded(u, token, count, head, H, d, D, STEP, True)
+    next_length = lengths(strength, scale, token, count, head, H, STEP, STRENGTH)
     for begin in range(0, count, STEP):
         here, more = token + begin, count - begin
-        F = featured(next_k, more, d, D, STEP, ELU, True)
-        direction, c, U = scaled(next_u, scale, EXACT)
+        F = featured(next_k, more, d, D, STEP, MAP, True)
+        direction, c, U = scaled(next_u, next_length[None, :], EXACT)
         next_k = loaded(k, here + STEP, more - STEP, head, H, d, D, STEP, True)
         next_u = loaded(u, here + STEP, more - STEP, head, H, d, D, STEP, True)
+        next_length = lengths(strength, scale, here + STEP, more - STEP, head, H, STEP, STRENGTH)
         if kept_every > 0:
             if begin % kept_every == 0:
                 store_matrix(kept, A, (tl.load(kept_first + sequence) + begin // kept_every) * H + head, d, D, d, D)
@@ -192,10 +210,10 @@ def forward_walk(
 
 @triton.jit(do_not_specialize=["period"])
 def backward_walk(
-    k, u, gain, dP, dk, G, Zs, Ys, Js, PK, kept, t, spans, chunk_first,
+    k, u, strength, gain, dP, dk, G, Zs, Ys, Js, PK, kept, t, spans, chunk_first,
     H, D, scale, period, eta,
-    BD: tl.constexpr, UPDATE: tl.constexpr, REFRESH: tl.constexpr,
-    ELU: tl.constexpr, UNIT: tl.constexpr, PAST: tl.constexpr, WALK: tl.constexpr,
+    BD: tl.constexpr, UPDATE: tl.constexpr, REFRESH: tl.constexpr, STRENGTH: tl.constexpr,
+    MAP: tl.constexpr, UNIT: tl.constexpr, PAST: tl.constexpr, WALK: tl.constexpr,
 ):  # fmt: skip
     """Compute A_t dp_t for every token and add it to dk, through the key's normalisation and feature map.
 
@@ -213,11 +231,12 @@ def backward_walk(
     next_X = loaded(dP, slot(chunk_first, sequence, position, head, H), count, 0, 1, d, D, STEP, True)
     next_k = loaded(k, token, count, head, H, d, D, STEP, True)
     next_dk = loaded(dk, token, count, head, H, d, D, STEP, True)
+    next_length = lengths(strength, scale, token, count, head, H, STEP, STRENGTH)
     for begin in range(0, count, STEP):
         here, more = token + begin, count - begin
-        U = unit(next_u.to(tl.float32), True)[0] * scale
+        U = unit(next_u.to(tl.float32), True)[0] * next_length[None, :]
         X = next_X.to(tl.float32)
-        F = featured(next_k, more, d, D, STEP, ELU, True)
+        F = featured(next_k, more, d, D, STEP, MAP, True)
         sofar = next_dk.to(tl.float32)
         J = rows(Js, here, more, head, H, i, STEP, STEP)
         next_u = loaded(u, here + STEP, more - STEP, head, H, d, D, STEP, True)
@@ -226,6 +245,7 @@ def backward_walk(
         next_X = loaded(dP, next_row, more - STEP, 0, 1, d, D, STEP, True)
         next_k = loaded(k, here + STEP, more - STEP, head, H, d, D, STEP, True)
         next_dk = loaded(dk, here + STEP, more - STEP, head, H, d, D, STEP, True)
+        next_length = lengths(strength, scale, here + STEP, more - STEP, head, H, STEP, STRENGTH)
         K, inverse = normalized(F, UNIT, True)
         Y = dot(A, X, WALK)
         if UPDATE:
@@ -250,13 +270,13 @@ def backward_walk(
             store_rows(dP, Y * by, row, more, 0, 1, d, D, STEP, True)
         if UNIT:
             Y = unit_backward(Y, K, inverse, True)
-        store_rows(dk, sofar + feature_backward(Y, F, ELU), here, more, head, H, d, D, STEP, True)
+        store_rows(dk, sofar + feature_backward(Y, F, MAP), here, more, head, H, d, D, STEP, True)
 
 
 @triton.jit(do_not_specialize=["period"])
 def element_walk(
-    u, t, spans, scratch, C, F, V, H, D, scale, period, eta,
-    BD: tl.constexpr, WALK: tl.constexpr, EXACT: tl.constexpr, WARPS: tl.constexpr,
+    u, strength, t, spans, scratch, C, F, V, H, D, scale, period, eta,
+    BD: tl.constexpr, STRENGTH: tl.constexpr, WALK: tl.constexpr, EXACT: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
     """The map of a span: A <- C + F (A^-1 + J)^-1 F^T for any A, where J is the sum of v v^T over V [tokens, H, D].
 
@@ -273,7 +293,8 @@ def element_walk(
     next_u = loaded(u, token, count, head, H, d, D, STEP, True)
     for begin in range(0, count, STEP):
         here, more = token + begin, count - begin
-        direction, c, U = scaled(next_u, scale, EXACT)
+        length = lengths(strength, scale, here, more, head, H, STEP, STRENGTH)
+        direction, c, U = scaled(next_u, length[None, :], EXACT)
         next_u = loaded(u, here + STEP, more - STEP, head, H, d, D, STEP, True)
         before, until, total = refreshed(position + begin, more, left, period, eta)
         W = times_U(X, direction, c, EXACT, WALK) + U * before
@@ -323,9 +344,9 @@ def gradient_scan(Zs, Ys, PP, PK, final, initial, sequences, H, D, BD: tl.conste
 
 @triton.jit(do_not_specialize=["period"])
 def factor_backward(
-    k, u, dP, V, Zs, Js, X, rest, chunks, chunk_position, t,
+    k, u, strength, dP, V, Zs, Js, X, rest, chunks, chunk_position, t,
     H, D, scale, period, eta,
-    BD: tl.constexpr, STEPS: tl.constexpr, ELU: tl.constexpr, UNIT: tl.constexpr, DOT: tl.constexpr,
+    BD: tl.constexpr, STRENGTH: tl.constexpr, STEPS: tl.constexpr, MAP: tl.constexpr, UNIT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """With refresh: the gradient from V = Z Lam through Z and the factorisation to W. Steps are independent.
 
@@ -343,9 +364,10 @@ def factor_backward(
     for n in range(0, STEPS):
         here, more = token + n * STEP, count - n * STEP
         Z = rows(Zs, here, more, head, H, d, D, STEP)
-        U = unit(rows(u, here, more, head, H, d, D, STEP))[0] * scale
+        length = lengths(strength, scale, here, more, head, H, STEP, STRENGTH)
+        U = unit(rows(u, here, more, head, H, d, D, STEP))[0] * length[:, None]
         P = rows(dP, (chunk * H + head) * 64 + n * STEP, more, 0, 1, d, D, STEP)
-        K = normalized(features(k, here, more, head, H, d, D, STEP, ELU), UNIT)[0]
+        K = normalized(features(k, here, more, head, H, d, D, STEP, MAP), UNIT)[0]
         J = rows(Js, here, more, head, H, i, STEP, STEP)
         before = tl.reshape(refreshed(position + n * STEP, more, left, period, eta)[0], [STEP, 1])
         dZ = -2 * rows(V, here, more, head, H, d, D, STEP)
@@ -361,11 +383,14 @@ def factor_backward(
 
 @triton.jit(do_not_specialize=["period"])
 def direction_walk(
-    u, X, rest, Zs, du, kept, t, spans,
+    u, strength, X, rest, Zs, du, dstrength, kept, t, spans,
     H, D, scale, period, eta,
-    BD: tl.constexpr, DOT: tl.constexpr, WALK: tl.constexpr,
+    BD: tl.constexpr, STRENGTH: tl.constexpr, DOT: tl.constexpr, WALK: tl.constexpr,
 ):  # fmt: skip
-    """With refresh: du from dU = X A + rest. A is updated with the Z of `backward_walk`. du and X may share memory."""
+    """With refresh: du from dU = X A + rest. A is updated with the Z of `backward_walk`. du and X may share memory.
+
+    With STRENGTH also dstrength [tokens, H]: the gradient of |u|, divided by 2 |u|.
+    """
     span, head, token, count, sequence, position, _ = span_of(spans, H)
     d = tl.arange(0, BD)
     eye = (d[:, None] == d[None, :]) & (d[:, None] < D)
@@ -378,6 +403,10 @@ def direction_walk(
         dU += rows(rest, here, more, head, H, d, D, STEP, True)
         if BD == 16:
             tl.debug_barrier()
-        store_rows(du, unit_backward(dU * scale, y, inverse, True), here, more, head, H, d, D, STEP, True)
+        length = lengths(strength, scale, here, more, head, H, STEP, STRENGTH)
+        if STRENGTH:
+            store_column(dstrength, tl.sum(y * dU, 0) / (2 * length), here, more, head, H, STEP)
+        dU *= length[None, :]
+        store_rows(du, unit_backward(dU, y, inverse, True), here, more, head, H, d, D, STEP, True)
         total = refreshed(position + begin, more, left, period, eta)[2]
         A = updated(A, rows(Zs, here, more, head, H, d, D, STEP, True), total, eye, True, WALK)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from varla.ops.custom_op import empty, mutating_operator
 from varla.ops.directions.settings import DirectionSettings
+from varla.ops.directions.triton.walk import TINY
 from varla.ops.memory.settings import MemorySettings
 from varla.ops.triton.tiles import features, loaded, matrix, normalized, rows, store_matrix, store_rows, unit
 
@@ -74,23 +75,32 @@ def next_token(t, programs):
 
 @triton.jit
 def decode_token(
-    q, k, v, u, state_S, state_A, state_z, state_t, o, H, scale, period, eta, eps,
-    D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, BA: tl.constexpr, ELU: tl.constexpr,
-    UNIT: tl.constexpr, NORMALIZE: tl.constexpr, UPDATE: tl.constexpr, REFRESH: tl.constexpr, GAIN: tl.constexpr,
+    q, k, v, u, beta, decay, strength, state_S, state_A, state_z, state_t, o, H, scale, period, eta, eps, query_scale,
+    D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, BA: tl.constexpr, MAP: tl.constexpr,
+    UNIT: tl.constexpr, UNIT_QUERY: tl.constexpr, NORMALIZE: tl.constexpr, UPDATE: tl.constexpr,
+    REFRESH: tl.constexpr, GAIN: tl.constexpr, BETA: tl.constexpr, DECAY: tl.constexpr, STRENGTH: tl.constexpr,
 ):  # fmt: skip
-    """One token of one head: q, k, u, z [B H, D], v, o [B H, DV], S [B H, DV, D], A [B H, D, D], t [B]."""
+    """One token of one head: q, k, u, z [B H, D], v, o [B H, DV], gates [B H], S [B H, DV, D], A [B H, D, D], t [B]."""
     head = tl.program_id(0)
     d, r, a = tl.arange(0, BD), tl.arange(0, BV), tl.arange(0, BA)
-    F = features(k, head, 1, 0, 1, d, D, 1, ELU)
-    Q = features(q, head, 1, 0, 1, d, D, 1, ELU)
+    F = features(k, head, 1, 0, 1, d, D, 1, MAP)
+    Q = normalized(features(q, head, 1, 0, 1, d, D, 1, MAP), UNIT_QUERY)[0] * query_scale
     K, _ = normalized(F, UNIT)
-    z = loaded(state_z, head, 1, 0, 1, d, D, 1) + F  # float64
+    z = loaded(state_z, head, 1, 0, 1, d, D, 1)  # float64
+    if DECAY:
+        kept = tl.exp(tl.load(decay + head).to(tl.float32))
+        z *= kept
+    z += F
     t = next_token(state_t + head // H, H)
 
     # Lines 8 to 17. A is symmetric, so A u sums its rows times the entries of u; blocks are summed first, rows last.
     if UPDATE:
         U, _ = unit(rows(u, head, 1, 0, 1, d, D, 1))
-        U *= scale
+        if STRENGTH:
+            w = tl.load(strength + head).to(tl.float32)
+            U *= tl.sqrt(tl.where(w < TINY, TINY, w))
+        else:
+            U *= scale
         sums = tl.zeros([BA, BD], tl.float32)
         A = matrix(state_A, head, a, D, d, D)
         for begin in range(0, BD, BA):
@@ -112,6 +122,8 @@ def decode_token(
             store_matrix(state_A, A, head, begin + a, D, d, D)
         sums += A * part(K, begin, BA)
     alpha = write_direction(tl.sum(sums, 0, keep_dims=True), K, GAIN)
+    if BETA:
+        alpha *= tl.load(beta + head).to(tl.float32)
 
     # Lines 19 to 24. The next block of S loads during the computation of the current one.
     tl.debug_barrier()
@@ -119,6 +131,8 @@ def decode_token(
     divisor = denominator(z.to(tl.float32), Q, eps, NORMALIZE)
     for begin in range(0, DV, BV):
         following = matrix(state_S, head, begin + BV + r, DV, d, D)
+        if DECAY:
+            S *= kept
         e = rows(v, head, 1, 0, 1, begin + r, DV, 1, True) - tl.sum(S * K, 1, keep_dims=True)
         S += e * alpha
         store_rows(o, tl.sum(S * Q, 1, keep_dims=True) / divisor, head, 1, 0, 1, begin + r, DV, 1, True)
@@ -138,7 +152,7 @@ def constants(
         "DV": DV,
         "BD": BD,
         "BV": 32 if DV > 16 else 16,
-        "ELU": along.feature_map == "elu1",
+        "MAP": along.feature_map,
         "UNIT": along.normalize_key,
         "NORMALIZE": settings.normalizer,
         "UPDATE": along.update_penalty,
@@ -153,6 +167,9 @@ def _decode(
     k: Tensor,
     v: Tensor,
     u: Tensor,
+    beta: Tensor | None,
+    decay: Tensor | None,
+    strength: Tensor | None,
     S: Tensor,
     A: Tensor,
     z: Tensor,
@@ -160,7 +177,7 @@ def _decode(
     along: DirectionSettings,
     settings: MemorySettings,
 ) -> Tensor:
-    """o [B, H, Dv] from checked q, k, u [B, H, D] and v [B, H, Dv]; updates S, A, z and t.
+    """o [B, H, Dv] from checked q, k, u [B, H, D], v [B, H, Dv] and gates [B, H, 1]; updates S, A, z and t.
 
     A must be symmetric, as in every state that this package makes.
     """
@@ -169,9 +186,13 @@ def _decode(
     if B == 0:
         return o
     scalars, named = constants(along, settings, D, DV)
+    gates = {"BETA": beta, "DECAY": decay, "STRENGTH": strength}
     with torch.cuda.device_of(q):
         decode_token[(B * H,)](
-            *(x.contiguous() for x in (q, k, v, u)), S, A, z, t, o, H, *scalars, **named,
+            # q takes the place of a missing gate, and the kernel does not read it.
+            *((q if x is None else x).contiguous() for x in (q, k, v, u, *gates.values())),
+            S, A, z, t, o, H, *scalars, settings.scale_of(D), **named,
+            **{name: x is not None for name, x in gates.items()}, UNIT_QUERY=settings.normalize_query,
             BA=min(32, named["BD"]), maxnreg=128,  # then two programs of eight warps fit on a multiprocessor
         )  # fmt: skip
     return o

@@ -24,7 +24,7 @@ from varla.ops.triton.op import KernelOperator
 class VLALauncher(Launcher):
     """One call of `vla`."""
 
-    inputs, state, output_like = "q k v u", "S A z", 2
+    inputs, state, output_like = "q k v u beta? decay? strength?", "S A z", 2
 
     along: DirectionSettings
     settings: MemorySettings
@@ -46,15 +46,15 @@ class VLALauncher(Launcher):
 
     @staticmethod
     def buffers(
-        inputs: Sequence[Tensor], chunks: int, spans: int, along: DirectionSettings, settings: MemorySettings
+        inputs: Sequence[Any], chunks: int, spans: int, along: DirectionSettings, settings: MemorySettings
     ) -> list[Tensor]:
         """a, and what the forward of `directions` and of `memory` keeps."""
-        q, k, v, _ = inputs
+        q, k, v, _, beta, decay, _ = inputs
         tokens, (H, D) = q.shape[0] * q.shape[1], q.shape[2:]
         return [
             q.new_empty(tokens, H, D, dtype=Precision.of(q.dtype, int(D)).buffer),
             *directions.DirectionLauncher.buffers((k,), chunks, spans, along),
-            *memory.MemoryLauncher.buffers((q, k, v), chunks, spans, settings),
+            *memory.MemoryLauncher.buffers((q, k, v, beta, decay), chunks, spans, settings),
         ]
 
     @staticmethod
@@ -62,28 +62,29 @@ class VLALauncher(Launcher):
         """The initial and the final A."""
         return [state[1], results[2]]
 
-    def run(self, x: Sequence[Tensor], state: Sequence[Tensor], t: Tensor, kept: list[Tensor]) -> Sequence[Tensor]:
+    def run(self, x: Sequence[Any], state: Sequence[Tensor], t: Tensor, kept: list[Tensor]) -> Sequence[Tensor]:
         """See Launcher."""
-        q, k, v, u = x
+        q, k, v, u, beta, decay, strength = x
         S, A, z = state
         first, second = self.halves
         a = kept[0]
-        A = first.forward(k, u, A, t, a, directions.Kept(*kept[1:4]))
-        o, S, z = second.forward(memory.Tokens(q, k, v, a), memory.Kept(*kept[4:]), S, z)
+        A = first.forward(k, directions.Penalty(u, strength), A, t, a, directions.Kept(*kept[1:4]))
+        o, S, z = second.forward(memory.Tokens(q, k, v, a, beta, decay), memory.Kept(*kept[4:]), S, z)
         return o, S, A, z
 
     def run_backward(
-        self, x: Sequence[Tensor], t: Tensor, kept: Sequence[Tensor], do: Tensor, dfinal: Sequence[Tensor]
-    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        self, x: Sequence[Any], t: Tensor, kept: Sequence[Tensor], do: Tensor, dfinal: Sequence[Tensor]
+    ) -> tuple[Sequence[Any], Sequence[Tensor]]:
         """See Launcher."""
-        q, k, v, u = x
+        q, k, v, u, beta, decay, strength = x
         dS, dA, dz = dfinal
         a, *buffers, A, final = kept
         along, held = directions.Kept(*buffers[:3]), memory.Kept(*buffers[3:])
         first, second = self.halves
-        g = second.backward(memory.Tokens(q, k, v, a), held, do, dS, dz, memory.Gain(self.along.gain, along.gain))
-        du, dA = first.backward(k, u, A.contiguous(), t, a, along, final, g.da, g.dk, dA)
-        return (g.dq, g.dk, g.dv, du), (g.dS, dA, g.dz)
+        tokens, penalty = memory.Tokens(q, k, v, a, beta, decay), directions.Penalty(u, strength)
+        g = second.backward(tokens, held, do, dS, dz, memory.Gain(self.along.gain, along.gain))
+        (du, dstrength), dA = first.backward(k, penalty, A.contiguous(), t, a, along, final, g.da, g.dk, dA)
+        return (g.dq, g.dk, g.dv, du, g.dbeta, g.ddecay, dstrength), (g.dS, dA, g.dz)
 
 
 vla_triton = KernelOperator("vla_triton", VLALauncher, DirectionSettings, MemorySettings).forward

@@ -16,7 +16,12 @@ make keys nearly parallel. T^-1 is then close to a difference operator, and tril
 With bfloat16 operands the form above is therefore three times as accurate. Its W is computed from float32 factors.
 
 Without ERROR, the kernels compute linear attention, which writes v instead of the error: S <- S + v a^T. Then T = I,
-W = tril(Q a^T), E = V, B = Q and Ta = a. `turn` is not needed, and K appears only in the denominators.
+W = tril(Q a^T), E = V, B = Q and Ta = a. K appears only in the denominators.
+
+BETA: a is multiplied by the write strengths wherever it is written along. DECAY: S decays before the prediction. With c
+the running sum of log decays in the chunk (docs/math.md, section 9), products of tokens t and s <= t are multiplied by
+exp(c_t - c_s); q and k that meet S0 by `since`, exp(c_t); and a that meets the S or dS after the chunk by `weight`, the
+write strength times exp(c_n - c_t). z decays alike. The gradient of c_t is q . dq + k . dk - a . da - f . df.
 
 Buffers between kernels are [tokens, H, *], or [chunks, H, *] for what a chunk has only one of. S is stored values by
 keys.
@@ -26,10 +31,13 @@ import triton
 import triton.language as tl
 
 from varla.ops.triton.tiles import (
+    between,
     column,
+    decays,
     dot,
     feature_backward,
     features,
+    last_of,
     lower_inverse,
     matrix,
     normalized,
@@ -42,6 +50,7 @@ from varla.ops.triton.tiles import (
 )
 
 CHUNK = tl.constexpr(64)
+CLOSED = tl.constexpr(-87.3365447505531)  # the logarithm of the smallest float32: below, a decay has no gradient
 
 
 @triton.jit
@@ -67,32 +76,84 @@ def keys(F, norm, token, count, head, H, UNIT: tl.constexpr):
 
 
 @triton.jit
+def strengths(beta, token, count, head, H, BETA: tl.constexpr):
+    """The write strengths of a chunk [CHUNK]; 1 without BETA."""
+    if BETA:
+        return column(beta, token, count, head, H, CHUNK).to(tl.float32)
+    else:
+        return tl.full([CHUNK], 1.0, tl.float32)
+
+
+@triton.jit
+def times_strengths(x, beta, token, count, head, H, BETA: tl.constexpr):
+    """Rows x [CHUNK, *] times their write strengths."""
+    if BETA:
+        return x * strengths(beta, token, count, head, H, BETA)[:, None]
+    else:
+        return x
+
+
+@triton.jit
+def directions(a, beta, token, count, head, H, d, D, BETA: tl.constexpr):
+    """What is written along: a, times the write strengths."""
+    return times_strengths(rows(a, token, count, head, H, d, D, CHUNK), beta, token, count, head, H, BETA)
+
+
+@triton.jit
+def times_column(x, ptr, token, count, head, H, ON: tl.constexpr):
+    """Rows x [CHUNK, *] times their numbers in ptr [tokens, H], if ON."""
+    if ON:
+        return x * column(ptr, token, count, head, H, CHUNK)[:, None]
+    else:
+        return x
+
+
+@triton.jit
 def prepare(
-    q, k, v, a, norm, tinv, W, tk, tv, zsum, chunks, H, D, DV,
-    BD: tl.constexpr, BV: tl.constexpr, ELU: tl.constexpr, UNIT: tl.constexpr,
-    DOT: tl.constexpr, SOLVE: tl.constexpr, ERROR: tl.constexpr,
+    q, k, v, a, beta, decay, norm, since, weight, tinv, W, tk, tv, zsum, chunks, H, D, DV,
+    BD: tl.constexpr, BV: tl.constexpr, MAP: tl.constexpr, UNIT: tl.constexpr,
+    DOT: tl.constexpr, SOLVE: tl.constexpr, ERROR: tl.constexpr, BETA: tl.constexpr, DECAY: tl.constexpr,
 ):  # fmt: skip
-    """T^-1, W, Tk, Tv, the norms of the chunk's key features, and the sum of the features. Without ERROR: W, sum."""
+    """T^-1, W, Tk, Tv, the norms of the chunk's key features, and the sum of the features. Without ERROR: W, sum.
+
+    With gates also `since` and `weight` [tokens, H], as above.
+    """
     chunk, head, token, count = place(chunks, H)
     at = chunk * H + head
     d = tl.arange(0, BD)
     i = tl.arange(0, CHUNK)
-    F = features(k, token, count, head, H, d, D, CHUNK, ELU)
-    tl.store(zsum + at.to(tl.int64) * D + d, tl.sum(F, 0), d < D)
+    F = features(k, token, count, head, H, d, D, CHUNK, MAP)
+    if DECAY:
+        high, low = decays(decay, token, count, head, H, CHUNK)
+        start = tl.exp(high + low)
+        end = tl.exp((last_of(high, CHUNK) - high) + (last_of(low, CHUNK) - low))
+        store_column(since, start, token, count, head, H, CHUNK)
+        tl.store(zsum + at.to(tl.int64) * D + d, tl.sum(F * end[:, None], 0), d < D)
+    else:
+        end = tl.full([CHUNK], 1.0, tl.float32)
+        tl.store(zsum + at.to(tl.int64) * D + d, tl.sum(F, 0), d < D)
+    if BETA or DECAY:
+        store_column(weight, end * strengths(beta, token, count, head, H, BETA), token, count, head, H, CHUNK)
     K, inverse = normalized(F, UNIT)
     if UNIT:
         store_column(norm, tl.reshape(inverse, [CHUNK]), token, count, head, H, CHUNK)
     K = operand(K, DOT)
-    written = tl.trans(operand(rows(a, token, count, head, H, d, D, CHUNK), DOT))
+    written = tl.trans(operand(directions(a, beta, token, count, head, H, d, D, BETA), DOT))
     if ERROR:
         N = tl.where(i[:, None] > i[None, :], dot(K, written, DOT), 0.0)
+        if DECAY:
+            N *= between(high, low, CHUNK)
         T = lower_inverse(N, 4, SOLVE)
         store_matrix(tinv, T, at, i, CHUNK, i, CHUNK)
-    Q = operand(features(q, token, count, head, H, d, D, CHUNK, ELU), DOT)
+    Q = operand(features(q, token, count, head, H, d, D, CHUNK, MAP), DOT)
     C = tl.where(i[:, None] >= i[None, :], dot(Q, written, DOT), 0.0)
+    if DECAY:
+        C *= between(high, low, CHUNK)
     if ERROR:
         store_matrix(W, dot(C, T, SOLVE), at, i, CHUNK, i, CHUNK)
         T = operand(T, DOT)
+        if DECAY:
+            K = operand(K.to(tl.float32) * start[:, None], DOT)
         store_rows(tk, dot(T, K, DOT), token, count, head, H, d, D, CHUNK)
         for begin in range(0, DV, BV):
             e = begin + tl.arange(0, BV)
@@ -104,8 +165,9 @@ def prepare(
 
 @triton.jit
 def scan(
-    tk, tv, a, S, z, zsum, S0, final_S, final_z, chunks, first, H, D, DV,
-    BD: tl.constexpr, BV: tl.constexpr, DOT: tl.constexpr, ERROR: tl.constexpr,
+    tk, tv, a, since, weight, S, z, zsum, S0, final_S, final_z, chunks, first, H, D, DV,
+    BD: tl.constexpr, BV: tl.constexpr, DOT: tl.constexpr, ERROR: tl.constexpr, WEIGHT: tl.constexpr,
+    DECAY: tl.constexpr,
 ):  # fmt: skip
     """S0 [chunks, H, DV, D], and E [tokens, H, DV], stored over tv. zsum [chunks, H, D] becomes z before each chunk.
 
@@ -128,10 +190,16 @@ def scan(
         if ERROR:
             E -= dot(rows(tk, token, count, head, H, d, D, CHUNK), memory, DOT)
             store_rows(tv, E, token, count, head, H, e, DV, CHUNK)
+        E = times_column(E, weight, token, count, head, H, WEIGHT)
+        if DECAY:
+            whole = tl.load(since + (token + count - 1).to(tl.int64) * H + head)
+            memory *= whole
         memory = dot(tl.trans(rows(a, token, count, head, H, d, D, CHUNK)), E, DOT, memory)
         if tl.program_id(1) == 0:
             here = tl.load(zsum + at.to(tl.int64) * D + d, d < D, 0.0)
             tl.store(zsum + at.to(tl.int64) * D + d, summed.to(tl.float32), d < D)
+            if DECAY:
+                summed *= whole
             summed += here
     tl.store(final_S + own * size + cell, memory, inside)
     if tl.program_id(1) == 0:
@@ -140,9 +208,9 @@ def scan(
 
 @triton.jit
 def read(
-    q, k, v, norm, W, S0, z0, o, denominator, chunks, H, D, DV, eps,
-    BD: tl.constexpr, BV: tl.constexpr, ELU: tl.constexpr, UNIT: tl.constexpr, NORMALIZE: tl.constexpr,
-    DOT: tl.constexpr, ERROR: tl.constexpr,
+    q, k, v, decay, norm, since, W, S0, z0, o, denominator, chunks, H, D, DV, eps,
+    BD: tl.constexpr, BV: tl.constexpr, MAP: tl.constexpr, UNIT: tl.constexpr, NORMALIZE: tl.constexpr,
+    DOT: tl.constexpr, ERROR: tl.constexpr, DECAY: tl.constexpr,
 ):  # fmt: skip
     """Outputs o [tokens, H, DV] and the denominators q.z [tokens, H]."""
     chunk, head, token, count = place(chunks, H)
@@ -150,17 +218,22 @@ def read(
     d = tl.arange(0, BD)
     e = tl.program_id(1) * BV + tl.arange(0, BV)
     i = tl.arange(0, CHUNK)
-    Q = operand(features(q, token, count, head, H, d, D, CHUNK, ELU), DOT)
-    F = features(k, token, count, head, H, d, D, CHUNK, ELU)
+    Q = operand(features(q, token, count, head, H, d, D, CHUNK, MAP), DOT)
+    F = features(k, token, count, head, H, d, D, CHUNK, MAP)
     if NORMALIZE:
         within = tl.where(i[:, None] >= i[None, :], dot(Q, tl.trans(F), DOT), 0.0)
         before = tl.load(z0 + at.to(tl.int64) * D + d, d < D, 0.0)
-        total = tl.sum(within, 1) + tl.sum(Q * before[None, :], 1)
+        old = tl.sum(Q * before[None, :], 1)
+        if DECAY:
+            high, low = decays(decay, token, count, head, H, CHUNK)
+            within *= between(high, low, CHUNK)
+            old *= tl.exp(high + low)
+        total = tl.sum(within, 1) + old
     mixed = operand(matrix(W, at, i, CHUNK, i, CHUNK), DOT)
+    B = times_column(Q, since, token, count, head, H, DECAY)
     if ERROR:
-        B = Q - dot(mixed, keys(F, norm, token, count, head, H, UNIT), DOT)
-    else:
-        B = Q
+        K = times_column(keys(F, norm, token, count, head, H, UNIT), since, token, count, head, H, DECAY)
+        B = B - dot(mixed, K, DOT)
     y = dot(B, tl.trans(matrix(S0, at, e, DV, d, D)), DOT)
     y = dot(mixed, rows(v, token, count, head, H, e, DV, CHUNK), DOT, y)
     if NORMALIZE:
@@ -172,12 +245,13 @@ def read(
 
 @triton.jit
 def unread(
-    q, k, a, E, S0, z0, do, denominator, dD, dzsum, dq, chunks, H, D, DV, eps,
-    BD: tl.constexpr, BV: tl.constexpr, ELU: tl.constexpr, NORMALIZE: tl.constexpr, DOT: tl.constexpr,
+    q, k, a, beta, decay, E, S0, z0, do, denominator, dD, dc, dzsum, dq, chunks, H, D, DV, eps,
+    BD: tl.constexpr, BV: tl.constexpr, MAP: tl.constexpr, NORMALIZE: tl.constexpr, DOT: tl.constexpr,
+    BETA: tl.constexpr, DECAY: tl.constexpr,
 ):  # fmt: skip
     """dq, the gradient of the denominators dD [tokens, H], and the sum of dD q over each chunk, dzsum [chunks, H, D].
 
-    dD needs dN . N. We compute it as q . dQ, which is equal because N = S q and dQ = S^T dN. Then dQ + dD z is
+    With DECAY, dc [tokens, H] gets q . dq. dD needs dN . N. We compute it as q . dQ, which is equal because N = S q and dQ = S^T dN. Then dQ + dD z is
     orthogonal to q to the last bit, and the outputs, which were rounded to the inputs' dtype, are not needed.
     """
     chunk, head, token, count = place(chunks, H)
@@ -198,46 +272,65 @@ def unread(
         g = operand(g, DOT)
         X = dot(g, tl.trans(rows(E, token, count, head, H, e, DV, CHUNK)), DOT, X)
         dQ = dot(g, matrix(S0, at, e, DV, d, D), DOT, dQ)
-    dQ = dot(tl.where(past, X, 0.0), rows(a, token, count, head, H, d, D, CHUNK), DOT, dQ)
-    Q = features(q, token, count, head, H, d, D, CHUNK, ELU)
+    if DECAY:
+        high, low = decays(decay, token, count, head, H, CHUNK)
+        start = tl.exp(high + low)
+        X *= between(high, low, CHUNK)
+        dQ *= start[:, None]
+    dQ = dot(tl.where(past, X, 0.0), directions(a, beta, token, count, head, H, d, D, BETA), DOT, dQ)
+    Q = features(q, token, count, head, H, d, D, CHUNK, MAP)
     if NORMALIZE:
         along = tl.sum(Q * dQ, 1)
-        F = features(k, token, count, head, H, d, D, CHUNK, ELU)
+        F = features(k, token, count, head, H, d, D, CHUNK, MAP)
         before = tl.load(z0 + at.to(tl.int64) * D + d, d < D, 0.0)
-        z = dot(tl.where(past, 1.0, 0.0), F, DOT) + before[None, :]
+        if DECAY:
+            z = dot(between(high, low, CHUNK), F, DOT) + start[:, None] * before[None, :]
+        else:
+            z = dot(tl.where(past, 1.0, 0.0), F, DOT) + before[None, :]
         slope = tl.where((under < eps) | (i >= count), 0.0, -inverse) * along
         dQ += slope[:, None] * z
         store_column(dD, slope, token, count, head, H, CHUNK)
-        tl.store(dzsum + at.to(tl.int64) * D + d, tl.sum(Q * slope[:, None], 0), d < D)
-    store_rows(dq, feature_backward(dQ, Q, ELU), token, count, head, H, d, D, CHUNK)
+        if DECAY:
+            tl.store(dzsum + at.to(tl.int64) * D + d, tl.sum(Q * (slope * start)[:, None], 0), d < D)
+        else:
+            tl.store(dzsum + at.to(tl.int64) * D + d, tl.sum(Q * slope[:, None], 0), d < D)
+    if DECAY:
+        store_column(dc, tl.sum(Q * dQ, 1), token, count, head, H, CHUNK)
+    store_rows(dq, feature_backward(dQ, Q, MAP), token, count, head, H, d, D, CHUNK)
 
 
 @triton.jit
 def turn(
-    q, k, a, norm, tinv, W, ta, B, K, chunks, H, D,
-    BD: tl.constexpr, ELU: tl.constexpr, UNIT: tl.constexpr, DOT: tl.constexpr,
+    q, k, a, norm, since, weight, tinv, W, ta, B, K, chunks, H, D,
+    BD: tl.constexpr, MAP: tl.constexpr, UNIT: tl.constexpr, DOT: tl.constexpr, ERROR: tl.constexpr,
+    WEIGHT: tl.constexpr, DECAY: tl.constexpr,
 ):  # fmt: skip
-    """ta = T^-T a, B = Q - W K and K, all [tokens, H, D], for `scan_backward`."""
+    """ta = T^-T a, B = Q - W K and K, all [tokens, H, D], for `scan_backward`. Without ERROR: a and Q, with gates."""
     chunk, head, token, count = place(chunks, H)
     at = chunk * H + head
     d = tl.arange(0, BD)
     i = tl.arange(0, CHUNK)
-    T = tl.trans(matrix(tinv, at, i, CHUNK, i, CHUNK))
     written = rows(a, token, count, head, H, d, D, CHUNK)
-    store_rows(ta, dot(T, written, DOT), token, count, head, H, d, D, CHUNK)
-    key = features(k, token, count, head, H, d, D, CHUNK, ELU)
-    key = operand(keys(key, norm, token, count, head, H, UNIT), DOT)
-    store_rows(K, key, token, count, head, H, d, D, CHUNK)
-    query = features(q, token, count, head, H, d, D, CHUNK, ELU)
-    query -= dot(matrix(W, at, i, CHUNK, i, CHUNK), key, DOT)
+    written = times_column(written, weight, token, count, head, H, WEIGHT)
+    query = features(q, token, count, head, H, d, D, CHUNK, MAP)
+    query = times_column(query, since, token, count, head, H, DECAY)
+    if ERROR:
+        T = tl.trans(matrix(tinv, at, i, CHUNK, i, CHUNK))
+        written = dot(T, written, DOT)
+        key = keys(features(k, token, count, head, H, d, D, CHUNK, MAP), norm, token, count, head, H, UNIT)
+        key = operand(times_column(key, since, token, count, head, H, DECAY), DOT)
+        store_rows(K, key, token, count, head, H, d, D, CHUNK)
+        query -= dot(matrix(W, at, i, CHUNK, i, CHUNK), key, DOT)
+    store_rows(ta, written, token, count, head, H, d, D, CHUNK)
     store_rows(B, query, token, count, head, H, d, D, CHUNK)
 
 
 @triton.jit
 def scan_backward(
-    ta, B, K, W, do, denominator, dS_final, dS, dv, dS_initial, chunks, first,
+    ta, B, K, W, since, do, denominator, dS_final, dS, dv, dS_initial, chunks, first,
     H, D, DV, eps,
     BD: tl.constexpr, BV: tl.constexpr, NORMALIZE: tl.constexpr, DOT: tl.constexpr, ERROR: tl.constexpr,
+    DECAY: tl.constexpr,
 ):  # fmt: skip
     """dS after every chunk [chunks, H, DV, D], and dv."""
     sequence, head = tl.program_id(0) // H, tl.program_id(0) % H
@@ -262,6 +355,8 @@ def scan_backward(
         x = dot(rows(ta, token, count, head, H, d, D, CHUNK), memory, DOT)
         R = dot(tl.trans(matrix(W, at, i, CHUNK, i, CHUNK)), g, DOT, x)
         store_rows(dv, R, token, count, head, H, e, DV, CHUNK)
+        if DECAY:
+            memory *= tl.load(since + (token + count - 1).to(tl.int64) * H + head)
         memory = dot(tl.trans(rows(B, token, count, head, H, d, D, CHUNK)), g, DOT, memory)
         if ERROR:
             memory = dot(tl.trans(rows(K, token, count, head, H, d, D, CHUNK)), -x, DOT, memory)
@@ -269,15 +364,39 @@ def scan_backward(
 
 
 @triton.jit
+def decayed_sum(x, initial, total, since, chunks, first, H, D, BD: tl.constexpr):
+    """Replace x [chunks, H, D] by the gradient of z after each chunk, from the last chunk to the first.
+
+    x is the gradient of z before each chunk through the chunk's own reads. `initial` and `total` [sequences, H, D]: the
+    gradients of z after and before each sequence. `tiles.running_sum` does it without decays.
+    """
+    sequence, head = tl.program_id(0) // H, tl.program_id(0) % H
+    d = tl.arange(0, BD)
+    own = (sequence * H + head).to(tl.int64) * D + d
+    running = tl.load(initial + own, d < D, 0.0)
+    begin, end = tl.load(first + sequence), tl.load(first + sequence + 1)
+    for n in range(0, end - begin):
+        chunk = end - 1 - n
+        token, count = tl.load(chunks + chunk * 2), tl.load(chunks + chunk * 2 + 1)
+        where = x + (chunk * H + head).to(tl.int64) * D + d
+        here = tl.load(where, d < D, 0.0)
+        tl.store(where, running.to(tl.float32), d < D)
+        running = running * tl.load(since + (token + count - 1).to(tl.int64) * H + head) + here
+    tl.store(total + own, running, d < D)
+
+
+@triton.jit
 def finish(
-    q, k, a, norm, gain, E, S0, do, denominator, dD, dv, dS, dz, dk, dP, chunks, H, D, DV, eps,
-    BD: tl.constexpr, BV: tl.constexpr, ELU: tl.constexpr, UNIT: tl.constexpr, NORMALIZE: tl.constexpr,
-    GAIN: tl.constexpr, DOT: tl.constexpr, ERROR: tl.constexpr, BY_CHUNK: tl.constexpr,
+    q, k, a, beta, decay, norm, gain, E, S0, z0, do, denominator, dD, dc, dv, dS, dz, dk, dP, dbeta, ddecay, chunks,
+    H, D, DV, eps,
+    BD: tl.constexpr, BV: tl.constexpr, MAP: tl.constexpr, UNIT: tl.constexpr, NORMALIZE: tl.constexpr,
+    GAIN: tl.constexpr, DOT: tl.constexpr, ERROR: tl.constexpr, BY_CHUNK: tl.constexpr, BETA: tl.constexpr,
+    DECAY: tl.constexpr,
 ):  # fmt: skip
     """dP [chunks, H, CHUNK, D], or [tokens, H, D] without BY_CHUNK, and dk without the gradient through a.
 
     dP is da with the gain's backward applied; for GAIN "raw" it is da. dP and dS may share memory: a program reads its
-    own part before it writes.
+    own part before it writes. With gates also dbeta and ddecay [tokens, H]; dc is q . dq, from `unread`.
     """
     chunk, head, token, count = place(chunks, H)
     at = chunk * H + head
@@ -290,6 +409,7 @@ def finish(
     da = tl.zeros([CHUNK, BD], tl.float32)
     X = tl.zeros([CHUNK, CHUNK], tl.float32)
     Y = tl.zeros([CHUNK, CHUNK], tl.float32)
+    held = tl.zeros([BD], tl.float32)  # S0 . dS after the chunk, by columns
     for begin in range(0, DV, BV):
         e = begin + tl.arange(0, BV)
         if ERROR:
@@ -303,12 +423,33 @@ def finish(
             Y = dot(R, tl.trans(residual), DOT, Y)
             dK = dot(R, matrix(S0, at, e, DV, d, D), DOT, dK)
         da = dot(residual, matrix(dS, at, e, DV, d, D), DOT, da)
+        if DECAY:
+            held += tl.sum(matrix(S0, at, e, DV, d, D) * matrix(dS, at, e, DV, d, D), 0)
+    if DECAY:
+        high, low = decays(decay, token, count, head, H, CHUNK)
+        start = tl.exp(high + low)
+        end = tl.exp((last_of(high, CHUNK) - high) + (last_of(low, CHUNK) - low))
+        dK *= start[:, None]
+        da *= end[:, None]
+        X *= between(high, low, CHUNK)
+        Y *= between(high, low, CHUNK)
+        # The decay of the whole chunk: S1 . dS1, with S1 from S0 and from what the chunk has written.
+        ends = last_of(start, CHUNK) * tl.sum(held, 0)
+        ends += tl.sum(tl.sum(da * directions(a, beta, token, count, head, H, d, D, BETA), 1), 0)
     Y = operand(tl.where(i[:, None] > i[None, :], Y, 0.0), DOT)
-    Q = operand(features(q, token, count, head, H, d, D, CHUNK, ELU), DOT)
+    Q = operand(features(q, token, count, head, H, d, D, CHUNK, MAP), DOT)
     da = dot(tl.trans(operand(tl.where(past, X, 0.0), DOT)), Q, DOT, da)
-    K = keys(features(k, token, count, head, H, d, D, CHUNK, ELU), norm, token, count, head, H, UNIT)
+    K = keys(features(k, token, count, head, H, d, D, CHUNK, MAP), norm, token, count, head, H, UNIT)
     if ERROR:
         da = dot(tl.trans(Y), K, DOT, da)
+    if BETA or DECAY:
+        slopes = tl.sum(da * rows(a, token, count, head, H, d, D, CHUNK), 1)
+        given = strengths(beta, token, count, head, H, BETA)
+        if BETA:
+            store_column(dbeta, slopes, token, count, head, H, CHUNK)
+            da *= given[:, None]
+        if DECAY:
+            turned = column(dc, token, count, head, H, CHUNK) - given * slopes
     if GAIN != "raw":
         written = rows(a, token, count, head, H, d, D, CHUNK)
         by = column(gain, token, count, head, H, CHUNK)
@@ -325,16 +466,38 @@ def finish(
     # The tiles are loaded again: keeping them beside da would spill registers.
     written = rows(a, token, count, head, H, d, D, CHUNK)
     if ERROR:
-        dK = dot(Y, operand(written, DOT), DOT, dK)
+        dK = dot(Y, operand(times_strengths(written, beta, token, count, head, H, BETA), DOT), DOT, dK)
+    F = features(k, token, count, head, H, d, D, CHUNK, MAP)
+    if DECAY:
+        turned += tl.sum(dK * keys(F, norm, token, count, head, H, UNIT), 1)
     if GAIN == "projection":
         dK -= along[:, None] * written
-    F = features(k, token, count, head, H, d, D, CHUNK, ELU)
     if UNIT:
         length = column(norm, token, count, head, H, CHUNK)
         dK = dK * length[:, None] - F * (tl.sum(F * dK, 1) * length * length * length)[:, None]
-    dK += tl.load(dz + at.to(tl.int64) * D + d, d < D, 0.0)[None, :]
+    dF = tl.load(dz + at.to(tl.int64) * D + d, d < D, 0.0)[None, :]
+    if DECAY:
+        before = tl.load(z0 + at.to(tl.int64) * D + d, d < D, 0.0)
+        ends += last_of(start, CHUNK) * tl.sum(before[None, :] * dF)
+        dF = end[:, None] * dF
+        ends += tl.sum(F * dF)
     if NORMALIZE:
         slope = column(dD, token, count, head, H, CHUNK)
-        Q = operand(features(q, token, count, head, H, d, D, CHUNK, ELU), DOT)
-        dK = dot(tl.trans(operand(tl.where(past, slope[:, None], 0.0), DOT)), Q, DOT, dK)
-    store_rows(dk, feature_backward(dK, F, ELU), token, count, head, H, d, D, CHUNK)
+        Q = operand(features(q, token, count, head, H, d, D, CHUNK, MAP), DOT)
+        share = tl.where(past, slope[:, None], 0.0)
+        if DECAY:
+            share *= between(high, low, CHUNK)
+            dF = dot(tl.trans(operand(share, DOT)), Q, DOT, dF)
+            dK += dF
+        else:
+            dK += dF
+            dK = dot(tl.trans(operand(share, DOT)), Q, DOT, dK)
+    else:
+        dK += dF
+    if DECAY:
+        turned -= tl.sum(F * dF, 1)
+        turned = tl.where(i < count, turned, 0.0)
+        turned = tl.cumsum(turned, 0, reverse=True) + ends
+        log = column(decay, token, count, head, H, CHUNK).to(tl.float32)
+        store_column(ddecay, tl.where(log < CLOSED, 0.0, turned), token, count, head, H, CHUNK)
+    store_rows(dk, feature_backward(dK, F, MAP), token, count, head, H, d, D, CHUNK)

@@ -18,12 +18,24 @@ from varla.ops.triton.plan import CHUNK, parts
 
 
 class Tokens(NamedTuple):
-    """Contiguous queries, keys, values and write directions [tokens, H, *]."""
+    """Contiguous queries, keys, values, write directions [tokens, H, *] and, where given, gates [tokens, H, 1]."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     a: Tensor  # in the dtype of the buffers
+    beta: Tensor | None
+    decay: Tensor | None
+
+    @property
+    def gates(self) -> tuple[Tensor, Tensor]:
+        """beta and decay. Another tensor takes the place of a missing one, and no kernel reads it."""
+        return self.q if self.beta is None else self.beta, self.q if self.decay is None else self.decay
+
+    @property
+    def switches(self) -> dict[str, bool]:
+        """Which gates there are, for kernels that read both."""
+        return {"BETA": self.beta is not None, "DECAY": self.decay is not None}
 
 
 class Kept(NamedTuple):
@@ -34,6 +46,8 @@ class Kept(NamedTuple):
 
     norm: Tensor  # [tokens, H]: 1 / |F| of the keys' features F; empty unless keys are normalised
     denominator: Tensor  # [tokens, H]
+    since: Tensor  # [tokens, H]: the decay since the chunk's start; empty without decay
+    weight: Tensor  # [tokens, H]: beta times the decay to the chunk's end; empty without gates
     tinv: Tensor  # [chunks, H, 64, 64]: T^-1; empty unless errors are written
     W: Tensor  # [chunks, H, 64, 64]
     E: Tensor  # [tokens, H, DV]: the errors; empty if v itself is written
@@ -42,12 +56,14 @@ class Kept(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients of q, k (without the part through a) and v [tokens, H, *], of a or A k, and of the initial S and z."""
+    """Gradients of q, k (without the part through a) and v [tokens, H, *], of a or A k, of the gates and the state."""
 
     dq: Tensor
     dk: Tensor
     dv: Tensor
     da: Tensor
+    dbeta: Tensor | None
+    ddecay: Tensor | None
     dS: Tensor
     dz: Tensor
 
@@ -66,7 +82,7 @@ class MemoryLauncher(Launcher):
     Tiles of `prepare` and `read` have rows of at least launcher.MIN_ROW_BYTES, which says why.
     """
 
-    inputs, state, output_like = "q k v a", "S z", 2
+    inputs, state, output_like = "q k v a beta? decay?", "S z", 2
 
     settings: MemorySettings
 
@@ -74,17 +90,19 @@ class MemoryLauncher(Launcher):
     def constants(self) -> tuple[Any, ...]:
         """See Launcher."""
         c = self.settings
-        return self._elu, c.normalize_key, c.normalizer, c.error
+        return c.feature_map, c.normalize_key, c.normalizer, c.error
 
     @staticmethod
-    def buffers(inputs: Sequence[Tensor], chunks: int, spans: int, settings: MemorySettings) -> list[Tensor]:
+    def buffers(inputs: Sequence[Any], chunks: int, spans: int, settings: MemorySettings) -> list[Tensor]:
         """See Launcher and `Kept`."""
-        q, _, v, *_ = inputs
+        q, _, v, *_, beta, decay = inputs
         tokens, (H, D), DV = q.shape[0] * q.shape[1], q.shape[2:], v.shape[-1]
         buffer = Precision.of(q.dtype, int(D)).buffer  # under torch.compile, D may be symbolic
         kept = Kept(
             norm=q.new_empty(tokens if settings.normalize_key else 0, H, dtype=torch.float32),
             denominator=q.new_empty(tokens, H, dtype=torch.float32),
+            since=q.new_empty(0 if decay is None else tokens, H, dtype=torch.float32),
+            weight=q.new_empty(0 if decay is None and beta is None else tokens, H, dtype=torch.float32),
             tinv=q.new_empty(chunks if settings.error else 0, H, CHUNK, CHUNK, dtype=buffer),
             W=q.new_empty(chunks, H, CHUNK, CHUNK, dtype=buffer),
             E=q.new_empty(tokens if settings.error else 0, H, DV, dtype=buffer),
@@ -93,18 +111,18 @@ class MemoryLauncher(Launcher):
         )
         return list(kept)
 
-    def run(self, x: Sequence[Tensor], state: Sequence[Tensor], t: Tensor, kept: list[Tensor]) -> Sequence[Tensor]:
+    def run(self, x: Sequence[Any], state: Sequence[Tensor], t: Tensor, kept: list[Tensor]) -> Sequence[Tensor]:
         """See Launcher."""
-        q, k, v, a = x
-        return self.forward(Tokens(q, k, v, a.to(self.precision.buffer)), Kept(*kept), *state)
+        q, k, v, a, *gates = x
+        return self.forward(Tokens(q, k, v, a.to(self.precision.buffer), *gates), Kept(*kept), *state)
 
     def run_backward(
-        self, x: Sequence[Tensor], t: Tensor, kept: Sequence[Tensor], do: Tensor, dfinal: Sequence[Tensor]
-    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        self, x: Sequence[Any], t: Tensor, kept: Sequence[Tensor], do: Tensor, dfinal: Sequence[Tensor]
+    ) -> tuple[Sequence[Any], Sequence[Tensor]]:
         """See Launcher."""
-        q, k, v, a = x
-        g = self.backward(Tokens(q, k, v, a.to(self.precision.buffer)), Kept(*kept), do, *dfinal)
-        return (g.dq, g.dk, g.dv, g.da), (g.dS, g.dz)
+        q, k, v, a, *gates = x
+        g = self.backward(Tokens(q, k, v, a.to(self.precision.buffer), *gates), Kept(*kept), do, *dfinal)
+        return (g.dq, g.dk, g.dv, g.da, g.dbeta, g.ddecay), (g.dS, g.dz)
 
     def forward(self, x: Tokens, kept: Kept, S: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Fill `kept`, and return (o [tokens, H, DV], S, z), with the state after the last token."""
@@ -115,26 +133,30 @@ class MemoryLauncher(Launcher):
         # Fills tk, norm, tinv and W. E gets Tv, and z0 the sum of each chunk's key features.
         self.launch(
             kernels.prepare, (len(plan.chunks) * s.H,),
-            x.q, x.k, x.v, x.a, kept.norm, kept.tinv, kept.W, tk, E, kept.z0, plan.chunks, s.H, s.D, s.DV,
-            BD=max(s.BD, s.min_row), BV=max(s.BV, s.min_row), ELU=self._elu, UNIT=c.normalize_key, ERROR=c.error,
-            DOT=self.precision.dot, SOLVE=self.precision.times, num_warps=4, maxnreg=168 if s.half else None,
+            x.q, x.k, x.v, x.a, *x.gates, kept.norm, kept.since, kept.weight, kept.tinv, kept.W, tk, E, kept.z0,
+            plan.chunks, s.H, s.D, s.DV,
+            BD=max(s.BD, s.min_row), BV=max(s.BV, s.min_row), MAP=c.feature_map, UNIT=c.normalize_key, ERROR=c.error,
+            **x.switches, DOT=self.precision.dot, SOLVE=self.precision.times, num_warps=4,
+            maxnreg=168 if s.half else None,
         )  # fmt: skip
         # Fills S0, and turns E into the errors and z0 into z before every chunk.
         final_S, final_z = torch.empty_like(S), torch.empty_like(z)
         self.launch(
             kernels.scan, (len(plan.sequences) * s.H, tiles),
-            tk, E, x.a, S, z, kept.z0, kept.S0, final_S, final_z, plan.chunks, plan.chunk_first, s.H, s.D, s.DV,
-            BD=s.BD, BV=narrow, ERROR=c.error, DOT=self.precision.dot,
+            tk, E, x.a, kept.since, kept.weight, S, z, kept.z0, kept.S0, final_S, final_z, plan.chunks,
+            plan.chunk_first, s.H, s.D, s.DV,
+            BD=s.BD, BV=narrow, ERROR=c.error, **self._weights(x), DOT=self.precision.dot,
             num_warps=4, num_stages=s.scan_stages,
         )  # fmt: skip
         del tk
         o = torch.empty_like(x.v)
         self.launch(
             kernels.read, (len(plan.chunks) * s.H, -(-s.DV // s.read_values)),
-            x.q, x.k, x.v, kept.norm, kept.W, kept.S0, kept.z0, o, kept.denominator, plan.chunks,
+            x.q, x.k, x.v, x.gates[1], kept.norm, kept.since, kept.W, kept.S0, kept.z0, o, kept.denominator, plan.chunks,
             s.H, s.D, s.DV, c.eps,
-            BD=max(s.BD, s.min_row), BV=max(s.read_values, s.min_row), ELU=self._elu, UNIT=c.normalize_key,
-            NORMALIZE=c.normalizer, ERROR=c.error, DOT=self.precision.dot, num_warps=s.warps, maxnreg=s.registers,
+            BD=max(s.BD, s.min_row), BV=max(s.read_values, s.min_row), MAP=c.feature_map, UNIT=c.normalize_key,
+            NORMALIZE=c.normalizer, ERROR=c.error, DECAY=x.decay is not None, DOT=self.precision.dot,
+            num_warps=s.warps, maxnreg=s.registers,
         )  # fmt: skip
         return o, final_S, final_z
 
@@ -149,28 +171,36 @@ class MemoryLauncher(Launcher):
         dSs = x.a.new_empty(len(plan.chunks), s.H, s.DV, s.D)
         self._scan_backward(x, kept, do, dS, dSs, dv, dS_initial)
         dD, dzs, dq = torch.empty_like(kept.denominator), torch.empty_like(kept.z0), torch.empty_like(x.q)
+        dc, dbeta, ddecay = (torch.empty_like(each) for each in (kept.since, kept.weight, kept.since))
         self.launch(
             kernels.unread, (per_chunk,),
-            x.q, x.k, x.a, E, kept.S0, kept.z0, do, kept.denominator, dD, dzs, dq,
+            x.q, x.k, x.a, *x.gates, E, kept.S0, kept.z0, do, kept.denominator, dD, dc, dzs, dq,
             plan.chunks, s.H, s.D, s.DV, c.eps,
-            BD=s.BD, BV=s.BV, ELU=self._elu, NORMALIZE=c.normalizer, DOT=self.precision.dot,
+            BD=s.BD, BV=s.BV, MAP=c.feature_map, NORMALIZE=c.normalizer, **x.switches, DOT=self.precision.dot,
             num_warps=8, num_stages=s.stages, maxnreg=s.registers,
         )  # fmt: skip
         dz_initial = torch.empty_like(dz)
         if not c.normalizer:
             dzs.zero_()
-        self.running_sum(dzs, dz, dz_initial, plan.chunk_first, reverse=True)
+        if x.decay is None:
+            self.running_sum(dzs, dz, dz_initial, plan.chunk_first, reverse=True)
+        else:
+            self.launch(
+                kernels.decayed_sum, (len(plan.sequences) * s.H,),
+                dzs, dz, dz_initial, kept.since, plan.chunks, plan.chunk_first, s.H, s.D, BD=s.BD, num_warps=1,
+            )  # fmt: skip
         dk = torch.empty_like(x.a)
         da = torch.empty_like(x.a) if gain is None else self._rows_by_chunk(dSs)
         self.launch(
             kernels.finish, (per_chunk,),
-            x.q, x.k, x.a, kept.norm, kept.denominator if gain is None else gain.by, E, kept.S0, do, kept.denominator,
-            dD, dv, dSs, dzs, dk, da, plan.chunks, s.H, s.D, s.DV, c.eps,
-            BD=s.BD, BV=min(s.BV, 32), ELU=self._elu, UNIT=c.normalize_key, NORMALIZE=c.normalizer, ERROR=c.error,
-            GAIN="raw" if gain is None else gain.kind, BY_CHUNK=gain is not None, DOT=self.precision.dot,
-            num_warps=s.finish_warps, num_stages=s.stages,
+            x.q, x.k, x.a, *x.gates, kept.norm, kept.denominator if gain is None else gain.by, E, kept.S0, kept.z0, do,
+            kept.denominator, dD, dc, dv, dSs, dzs, dk, da, dbeta, ddecay, plan.chunks, s.H, s.D, s.DV, c.eps,
+            BD=s.BD, BV=min(s.BV, 32), MAP=c.feature_map, UNIT=c.normalize_key, NORMALIZE=c.normalizer, ERROR=c.error,
+            GAIN="raw" if gain is None else gain.kind, BY_CHUNK=gain is not None, **x.switches,
+            DOT=self.precision.dot, num_warps=s.finish_warps, num_stages=s.stages,
         )  # fmt: skip
-        return Gradients(dq, dk, dv, da, dS_initial, dz_initial)
+        slopes = (None if x.beta is None else dbeta, None if x.decay is None else ddecay)
+        return Gradients(dq, dk, dv, da, *slopes, dS_initial, dz_initial)
 
     @cached_property
     def _narrow(self) -> tuple[int, int]:
@@ -186,21 +216,27 @@ class MemoryLauncher(Launcher):
         """Fill dSs (dS after every chunk), dv, and initial (dS before the first chunk)."""
         s, plan, c, narrow = self.shape, self.plan, self.settings, min(self._narrow[0], 32)
         ta, B, K = x.a, x.q, x.a
-        if c.error:
+        weights = self._weights(x)
+        if c.error or weights["WEIGHT"]:
             ta, B, K = (torch.empty_like(x.a) for _ in range(3))
             self.launch(
                 kernels.turn, (len(plan.chunks) * s.H,),
-                x.q, x.k, x.a, kept.norm, kept.tinv, kept.W, ta, B, K, plan.chunks, s.H, s.D,
-                BD=s.BD, ELU=self._elu, UNIT=c.normalize_key, DOT=self.precision.dot,
+                x.q, x.k, x.a, kept.norm, kept.since, kept.weight, kept.tinv, kept.W, ta, B, K, plan.chunks, s.H, s.D,
+                BD=s.BD, MAP=c.feature_map, UNIT=c.normalize_key, ERROR=c.error, **weights, DOT=self.precision.dot,
                 num_warps=s.warps, maxnreg=s.registers,
             )  # fmt: skip
         self.launch(
             kernels.scan_backward, (len(plan.sequences) * s.H, parts(s.DV, narrow)),
-            ta, B, K, kept.W, do, kept.denominator, dS, dSs, dv, initial,
+            ta, B, K, kept.W, kept.since, do, kept.denominator, dS, dSs, dv, initial,
             plan.chunks, plan.chunk_first, s.H, s.D, s.DV, c.eps,
-            BD=s.BD, BV=narrow, NORMALIZE=c.normalizer, ERROR=c.error, DOT=self.precision.dot,
-            num_warps=4, num_stages=s.scan_stages,
+            BD=s.BD, BV=narrow, NORMALIZE=c.normalizer, ERROR=c.error, DECAY=x.decay is not None,
+            DOT=self.precision.dot, num_warps=4, num_stages=s.scan_stages,
         )  # fmt: skip
+
+    @staticmethod
+    def _weights(x: Tokens) -> dict[str, bool]:
+        """Which gates there are, for kernels that read `since` and `weight`."""
+        return {"WEIGHT": x.beta is not None or x.decay is not None, "DECAY": x.decay is not None}
 
     def _rows_by_chunk(self, over: Tensor) -> Tensor:
         """A buffer [chunks, H, CHUNK, D] float32. It reuses the memory of `over` if that has the same size."""
@@ -208,7 +244,3 @@ class MemoryLauncher(Launcher):
         if over.nbytes == 4 * chunks * s.H * CHUNK * s.D:
             return over.flatten().view(torch.float32).view(chunks, s.H, CHUNK, s.D)
         return over.new_empty(chunks, s.H, CHUNK, s.D, dtype=torch.float32)
-
-    @cached_property
-    def _elu(self) -> bool:
-        return self.settings.feature_map == "elu1"

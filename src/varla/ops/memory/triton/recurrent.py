@@ -1,7 +1,7 @@
-"""Linear attention and the two delta rules token by token, forward and backward: s <- g s + b e k, o = s . q.
+"""Linear attention and the delta rules token by token, forward and backward: s <- g s + b e k, o = s . q.
 
-s is a row of S. e is v - s . k, or v for linear attention. g is the gate of the row and b the write strength of the
-head; some mechanisms have none. Rows share only q, k and b, so a gate for each row costs no more than one for each
+s is a row of S. e is v - s . k, or v for linear attention; FIRST: the s in it is already decayed. g is the gate of the
+row and b the write strength of the head; some mechanisms have none. Rows share only q, k and b, so a gate for each row costs no more than one for each
 head. (In chunks, a gate for each row needs Dv heads.) A program holds BV rows of one head in registers and goes through
 all tokens of a sequence.
 
@@ -56,7 +56,7 @@ def decayed(S, gate, token, head, H, r, DV, GATE: tl.constexpr):
 def recurrent_forward(
     q, k, v, gate, beta, start, bounds, o, final, kept, H, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr,
     BV: tl.constexpr, EVERY: tl.constexpr, GATE: tl.constexpr, BETA: tl.constexpr, ERROR: tl.constexpr,
-    KEEP: tl.constexpr,
+    FIRST: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
     """BV rows of one head of one sequence. `bounds` [sequences + 1]: offsets of sequences in q, k [tokens, H, D]."""
     index = tl.program_id(0)
@@ -69,8 +69,9 @@ def recurrent_forward(
         if KEEP:
             if i % EVERY == 0:
                 store_matrix(kept, S, (begin // EVERY + sequence + i // EVERY) * H + head, r, DV, d, D)
+        S = decayed(S, gate, token, head, H, r, DV, GATE and FIRST)
         e, b, K = written(S, k, v, beta, token, head, H, r, DV, d, D, ERROR, BETA)
-        S = decayed(S, gate, token, head, H, r, DV, GATE) + (e * b) * K
+        S = decayed(S, gate, token, head, H, r, DV, GATE and not FIRST) + (e * b) * K
         Q = rows(q, token, 1, head, H, d, D, 1)
         store_rows(o, tl.sum(S * Q, 1, keep_dims=True), token, 1, head, H, r, DV, 1, True)
     store_matrix(final, S, index, r, DV, d, D)
@@ -80,7 +81,7 @@ def recurrent_forward(
 def recurrent_backward(
     q, k, v, gate, beta, bounds, kept, between, do, dfinal, dq, dk, dv, dgate, dbeta, dstart, H, tokens,
     D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr, EVERY: tl.constexpr, GATE: tl.constexpr,
-    BETA: tl.constexpr, ERROR: tl.constexpr,
+    BETA: tl.constexpr, ERROR: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
     """The backward. `between` [programs, EVERY, BV, BD] holds the states before each of EVERY tokens, a stretch.
 
@@ -102,8 +103,9 @@ def recurrent_backward(
         S = matrix(kept, (begin // EVERY + sequence + stretch) * H + head, r, DV, d, D)
         for i in range(0, count):
             store_matrix(between, S, mine + i, a, BV, d, BD)
+            S = decayed(S, gate, first + i, head, H, r, DV, GATE and FIRST)
             e, b, K = written(S, k, v, beta, first + i, head, H, r, DV, d, D, ERROR, BETA)
-            S = decayed(S, gate, first + i, head, H, r, DV, GATE) + (e * b) * K
+            S = decayed(S, gate, first + i, head, H, r, DV, GATE and not FIRST) + (e * b) * K
         tl.debug_barrier()
         for j in range(0, count):
             i = count - 1 - j
@@ -112,20 +114,23 @@ def recurrent_backward(
             dS += dO * rows(q, token, 1, head, H, d, D, 1)
             store_rows(dq, tl.sum(dO * S, 0, keep_dims=True), share + token, 1, head, H, d, D, 1)
             S = matrix(between, mine + i, a, BV, d, BD)
-            e, b, K = written(S, k, v, beta, token, head, H, r, DV, d, D, ERROR, BETA)
+            seen = decayed(S, gate, token, head, H, r, DV, GATE and FIRST)
+            e, b, K = written(seen, k, v, beta, token, head, H, r, DV, d, D, ERROR, BETA)
             along = tl.sum(dS * K, 1, keep_dims=True)
             de = along * b
             if BETA:
                 tl.store(dbeta + (share + token) * H + head, tl.sum(tl.where(r[:, None] < DV, e * along, 0.0)))
             dK = (e * b) * dS
             if ERROR:
-                dK -= de * S
+                dK -= de * seen
             store_rows(dk, tl.sum(dK, 0, keep_dims=True), share + token, 1, head, H, d, D, 1)
             store_rows(dv, de, token, 1, head, H, r, DV, 1, True)
+            if ERROR and FIRST:
+                dS -= de * K
             if GATE:
                 store_rows(dgate, tl.sum(dS * S, 1, keep_dims=True), token, 1, head, H, r, DV, 1, True)
             dS = decayed(dS, gate, token, head, H, r, DV, GATE)
-            if ERROR:
+            if ERROR and not FIRST:
                 dS -= de * K
         tl.debug_barrier()
     store_matrix(dstart, dS, index, r, DV, d, D)
@@ -148,7 +153,7 @@ def slots_needed(tokens: int, sequences: int) -> int:
 
 
 class RecurrentKernels(StateOperator):
-    """The recurrence as one PyTorch operator; its setting says whether errors are written.
+    """The recurrence as one PyTorch operator. Its settings: whether errors are written, and whether decays come first.
 
     Inputs q, k [B, T, H, D], v, gate [B, T, H, Dv], beta [B, T, H]; state S [rows, H, Dv, D]. All are float32, except v
     and the outputs, which have one dtype.
@@ -156,7 +161,7 @@ class RecurrentKernels(StateOperator):
 
     def __init__(self, name: str) -> None:
         """Register the operator and its backward."""
-        super().__init__(name, "triton", "q k v gate? beta?", "S", 2, (bool,))
+        super().__init__(name, "triton", "q k v gate? beta?", "S", 2, (bool, bool))
 
     def run(self, *arguments: Any) -> list[Tensor]:
         """See StateOperator."""
@@ -210,7 +215,8 @@ class RecurrentKernels(StateOperator):
 
     def _switches(self, call: Call) -> dict[str, bool]:
         _, _, _, gate, beta = call.inputs
-        return {"GATE": gate is not None, "BETA": beta is not None, "ERROR": call.settings[0]}
+        error, first = call.settings
+        return {"GATE": gate is not None, "BETA": beta is not None, "ERROR": error, "FIRST": first}
 
 
 recurrent_triton = RecurrentKernels("recurrent_triton").forward
