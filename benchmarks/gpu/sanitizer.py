@@ -35,9 +35,14 @@ def launch_and_note(self, kernel, *arguments, **options):
     launch(self, kernel, *arguments, **options)
 Launcher.launch = launch_and_note
 
-def both(B, T, H, D, dtype, **options):
+def gates(B, T, H, dtype=torch.float32):
+    values = {"beta": 1, "decay": -1, "strength": 1}
+    return {k: (s * torch.rand(B, T, H, device="cuda", dtype=dtype)).requires_grad_() for k, s in values.items()}
+
+def both(B, T, H, D, dtype, gated=False, **options):
     x = [torch.randn(B, T, H, D, device="cuda", dtype=dtype, requires_grad=True) for _ in range(4)]
-    o, state = varla.vla(*x, return_state=True, backend="triton", **options)
+    given = gates(B, T, H, dtype) if gated else {}
+    o, state = varla.vla(*x, **given, return_state=True, backend="triton", **options)
     (o.float().sum() + sum(y.sum() for y in (state.S, state.A, state.z))).backward()
     return [y.detach() for y in x], varla.VLAState.of(y.detach() for y in state.tensors().values())
 
@@ -45,8 +50,11 @@ for period in (20, None):
     both(1, 1100, 1, 64, torch.bfloat16, refresh_every=period)
     x, state = both(2, 90, 2, 32, torch.float32, refresh_every=period)
 both(1, 90, 2, 16, torch.float32, update_penalty=False, normalizer=False)
+for period in (20, None):
+    both(2, 190, 2, 64, torch.bfloat16, refresh_every=period, gated=True)
 with torch.no_grad():
     varla.vla_step(*(y[:, 0] for y in x), state, backend="triton")
+    varla.vla_step(*(y[:, 0] for y in x), state, backend="triton", **{k: g[:, 0] for k, g in gates(2, 1, 2).items()})
     vla_sequential(*x, state, VLASettings())
 
 def other(mechanism, T, D, Dv, *gate):
@@ -58,6 +66,8 @@ for T in (37, 2100):  # token by token, and in chunks
     gate = torch.rand(1, T, 3, 96, device="cuda", requires_grad=True)
     other(varla.linear_attention, T, 16, 50)
     other(varla.delta_rule, T, 64, 16, gate[..., 0])
+    x = [torch.randn(1, T, 3, n, device="cuda", requires_grad=True) for n in (16, 16, 50)]
+    varla.delta_rule(*x, gate[..., 0], decay=-gate[..., 1], backend="triton").sum().backward()
 other(varla.decayed_delta_rule, T, 48, 96, -gate)
 
 for bounds in (None, torch.tensor([0, 1, 1, 40])):

@@ -143,11 +143,11 @@ def vla(
         normalize_key: normalise key features to unit length for S. False: the paper's ablation.
         update_penalty: False keeps A at its initial value, without refresh: the paper's ablation.
 
-    Values of beta, decay and strength are checked if they are on the CPU. On a GPU that would wait for the device: values
-    that are not allowed then give results without meaning.
+    Values of beta, decay and strength are checked if they are on the CPU. On a GPU that would wait for the device:
+    values that are not allowed then give results without meaning.
 
-    NaN or infinity in k, v, u or a gate makes the later outputs of its row and head NaN. In the kernels it also reaches earlier
-    tokens of the same chunk of 64, because their products run over whole chunks.
+    NaN or infinity in k, v, u or a gate makes the later outputs of its row and head NaN. In the kernels it also reaches
+    earlier tokens of the same chunk of 64, because their products run over whole chunks.
 
     Returns:
         o [B, T, H, Dv] in the inputs' dtype, or (o, VLAState) with `return_state`.

@@ -88,11 +88,12 @@ def report_launches(arch: int) -> None:
     triton.runtime.jit.JITFunction.run = launch
 
 
-def main(arch: int, dtype: torch.dtype, D: int, DV: int, refresh: int | None) -> None:
+def main(arch: int, dtype: torch.dtype, D: int, DV: int, refresh: int | None, gated: bool) -> None:
     report_launches(arch)
     H, T = 2, 1100  # few heads and many spans: with refresh, too, they are walked at once
-    settings = VLASettings(refresh_every=refresh)
-    x = [torch.randn(1, T, H, size).to(dtype) for size in (D, D, DV, D)]
+    own = {"feature_map": "identity", "normalizer": False} if gated else {}
+    settings = VLASettings(refresh_every=refresh, **own)  # type: ignore[arg-type]
+    x = [torch.randn(1, T, H, size).to(dtype) for size in (D, D, DV, D, *([1] * 3 if gated else []))]
     precision = Precision.of(dtype, D, interpreted=False)
     plan = make_plan((T,), span_length(T, H), torch.device("cpu"))
     shape = Shape.of(H, D, DV, precision.buffer, arch // 10)
@@ -100,10 +101,12 @@ def main(arch: int, dtype: torch.dtype, D: int, DV: int, refresh: int | None) ->
     op.launcher_for = lambda *_: VLALauncher(plan, shape, precision, along, held)  # type: ignore[assignment]
     leaves = [y.requires_grad_() for y in x]
     state = VLAState.zeros({"B": 1, "H": H, "D": D, "Dv": DV}, torch.float32, torch.device("cpu"))
-    o, *_ = vla_triton(*leaves, state.S, state.A, state.z, state.t, None, along, held, True)
+    o, *_ = vla_triton(
+        *leaves, *[None] * (7 - len(leaves)), state.S, state.A, state.z, state.t, None, along, held, True
+    )
     o.sum().backward()
 
 
 if __name__ == "__main__":
-    arch, dtype, D, DV, refresh = sys.argv[1:]
-    main(int(arch), getattr(torch, dtype), int(D), int(DV), int(refresh) or None)
+    arch, dtype, D, DV, refresh, *gated = sys.argv[1:]
+    main(int(arch), getattr(torch, dtype), int(D), int(DV), int(refresh) or None, bool(gated))

@@ -23,13 +23,16 @@ def main(arch: int, dtype: torch.dtype, D: int, DV: int, refresh: int | None, ga
     settings = VLASettings(refresh_every=refresh, gain=gain)  # type: ignore[arg-type]
     state = VLAState.zeros({"B": B, "H": H, "D": D, "Dv": DV}, torch.float32, torch.device("cpu"))
     q, k, v, u = (torch.randn(B, T, H, d).to(dtype) for d in (D, D, DV, D))
-    decode_(*(x[:, 0] for x in (q, k, v, u)), *state.tensors().values(), *settings.halves)
+    token, held = [x[:, 0] for x in (q, k, v, u)], (*state.tensors().values(), *settings.halves)
+    decode_(*token, None, None, None, *held)
+    decode_(*token, *(torch.zeros(B, H, 1, dtype=dtype) for _ in range(3)), *held)
     sequential.vla_sequential(q, k, v, u, state, settings)
     S = state.S.requires_grad_()
     wide = [x.float().requires_grad_() for x in (q, k)]
     gate, beta = (torch.ones(B, T, H, *more).requires_grad_() for more in ((DV,), ()))
-    for g, b, error in ((gate, None, True), (None, beta, True), (None, None, False)):
-        o, *_ = recurrent_triton(*wide, v.requires_grad_(), g, b, S, state.t, None, error, True)
+    calls = ((gate, None, True, False), (None, beta, True, True), (None, None, False, True), (gate, beta, True, True))
+    for g, b, error, first in calls:
+        o, *_ = recurrent_triton(*wide, v.requires_grad_(), g, b, S, state.t, None, error, first, True)
         o.sum().backward()
 
 

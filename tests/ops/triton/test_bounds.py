@@ -48,6 +48,16 @@ def inputs(B: int, T: int, H: int, D: int, Dv: int, dtype: torch.dtype) -> list[
     return [torch.randn(B, T, H, d).to(dtype).requires_grad_() for d in (D, D, Dv, D)]
 
 
+def gates(B: int, T: int, H: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """beta, decay, strength."""
+    return [(sign * torch.rand(B, T, H)).to(dtype).requires_grad_() for sign in (1, -1, 1)]
+
+
+def gated_vla(*x: torch.Tensor, **options: Any) -> Any:
+    named = dict(zip(("beta", "decay", "strength"), x[4:], strict=True))
+    return varla.vla(*x[:4], **named, **options)
+
+
 def both(call: Any, x: list[torch.Tensor], **options: Any) -> set[str]:
     """The kernels of a call and its backward, through every output."""
     with watched() as names:
@@ -85,9 +95,14 @@ def test_vla(
     exact = Precision(buffer, "tf32x3", "tf32x3", "tf32x3")
     launcher_for.cache_clear()
     monkeypatch.setattr(Precision, "of", classmethod(lambda *_: exact))
-    names = both(varla.vla, inputs(2, T, H, D, Dv, buffer), refresh_every=period)
-    assert {"forward_walk", "prepare", "scan", "read", "turn", "scan_backward", "unread", "finish"} <= names
-    assert ("direction_walk" if period else "direction_backward") in names
+    x = inputs(2, T, H, D, Dv, buffer)
+    for names in (
+        both(varla.vla, x, refresh_every=period),
+        both(gated_vla, [*x, *gates(2, T, H, buffer)], refresh_every=period),
+    ):
+        assert {"forward_walk", "prepare", "scan", "read", "turn", "scan_backward", "unread", "finish"} <= names
+        assert ("direction_walk" if period else "direction_backward") in names
+    assert "decayed_sum" in names
 
 
 @pytest.mark.parametrize("options", [{"refresh": 0.05}, {"refresh_every": None}], ids=["refresh", "no refresh"])
@@ -111,6 +126,9 @@ def test_others_in_chunks(buffer: torch.dtype, monkeypatch: pytest.MonkeyPatch) 
     q, k, v, _ = inputs(2, 70, 2, 5, 40, buffer)
     gate = torch.rand(2, 70, 2).to(buffer).requires_grad_()
     assert {"turn", *PREPARED} <= both(varla.delta_rule, [q, k, v, gate])
+    decay = gates(2, 70, 2, buffer)[1]
+    names = both(lambda *x, **options: varla.delta_rule(*x[:4], decay=x[4], **options), [q, k, v, gate, decay])
+    assert {"turn", "decayed_sum"} <= names
     assert {"finish", *PREPARED} <= both(varla.linear_attention, [q, k, v])
 
 
@@ -128,6 +146,11 @@ def test_decode_and_the_sequential_kernel() -> None:
     x = [y.detach() for y in inputs(2, 19, 2, 8, 12, torch.float32)]
     with watched() as names, torch.no_grad():
         varla.vla_step(*(y[:, 0] for y in x), state_on("cpu", D=8, Dv=12), backend="triton")
+        beta, decay, strength = (y[:, 0] for y in gates(2, 19, 2))
+        varla.vla_step(
+            *(y[:, 0] for y in x), state_on("cpu", D=8, Dv=12), beta=beta, decay=decay, strength=strength,
+            backend="triton",
+        )  # fmt: skip
         vla_sequential(*x, state_on("cpu", D=8, Dv=12), VLASettings())
     assert names == {"decode_token", "walk_tokens"}
 

@@ -12,17 +12,22 @@ SHARED_BY_BOTH = {"prepare", "scan", "read", "scan_backward", "unread", "running
 
 # Bytes a thread may keep outside its registers, and the kernels that keep more, which are faults to mend.
 @pytest.mark.parametrize(
-    ("arch", "dtype", "D", "error", "spilled", "known"),
+    ("arch", "dtype", "D", "error", "spilled", "known", "decayed"),
     [
-        (80, "bfloat16", 128, False, 250, {"read": 504}),
-        (90, "bfloat16", 64, True, 200, {}),
-        (90, "bfloat16", 128, False, 200, {}),
-        (90, "float32", 64, True, 500, {"prepare": 2304, "finish": 656}),
+        (80, "bfloat16", 128, False, 250, {"read": 504}, False),
+        (90, "bfloat16", 64, True, 200, {}, False),
+        (90, "bfloat16", 128, False, 200, {}, False),
+        (90, "float32", 64, True, 500, {"prepare": 2304, "finish": 656}, False),
+        (90, "bfloat16", 64, True, 200, {}, True),
+        (90, "bfloat16", 128, True, 200, {}, True),
     ],
 )
-def test_compiles_and_fits(arch: int, dtype: str, D: int, error: bool, spilled: int, known: dict[str, int]) -> None:
-    found = compiled("compiling_chunks", arch, dtype, D, int(error))
-    assert {kernel["kernel"] for kernel in found} == SHARED_BY_BOTH | ({"turn"} if error else set())
+def test_compiles_and_fits(
+    arch: int, dtype: str, D: int, error: bool, spilled: int, known: dict[str, int], decayed: bool
+) -> None:
+    found = compiled("compiling_chunks", arch, dtype, D, int(error), *(["decay"] if decayed else []))
+    wanted = SHARED_BY_BOTH | ({"turn"} if error else set())
+    assert {x["kernel"] for x in found} == (wanted - {"running_sum"} | {"decayed_sum"} if decayed else wanted)
     for kernel in found:
         assert not kernel["unwritten"], kernel
         assert kernel["shared"] <= SHARED[arch], kernel

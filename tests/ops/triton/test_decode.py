@@ -206,7 +206,7 @@ def test_unknown_arguments() -> None:
 def test_it_compiles_whole() -> None:
     inputs = [x[:, 0].float().to(DEVICE) for x in vla_inputs(1, D=16, Dv=16)]
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    arguments = flat((*inputs, *state_on(DEVICE).tensors().values(), *VLASettings().halves))
+    arguments = flat((*inputs, None, None, None, *state_on(DEVICE).tensors().values(), *VLASettings().halves))
     assert set(torch.library.opcheck(decode_.registered, arguments, test_utils=checks).values()) == {"SUCCESS"}
 
     def step(state: varla.VLAState, *token: torch.Tensor) -> torch.Tensor:

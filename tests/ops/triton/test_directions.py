@@ -145,7 +145,8 @@ def test_as_an_operator(packed: bool) -> None:
     leaves = [x.float().to(DEVICE).requires_grad_() for x in (*inputs, state.A)]
     cu_seqlens = torch.tensor([0, 3, 70], device=DEVICE) if packed else None
     settings = DirectionSettings(penalty_scale=0.25)
-    arguments = flat((*leaves, state.t.to(DEVICE), cu_seqlens, settings, True))
+    k, u, A = leaves
+    arguments = flat((k, u, None, A, state.t.to(DEVICE), cu_seqlens, settings, True))
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     found = torch.library.opcheck(directions_triton.registered, arguments, test_utils=checks)
     assert set(found.values()) == {"SUCCESS"}

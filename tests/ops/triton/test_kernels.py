@@ -173,20 +173,23 @@ def test_double_backward_is_refused() -> None:
         torch.autograd.grad(grad.sum(), inputs[:1])
 
 
+@pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("packed", [False, True])
-def test_the_operator_is_registered_right(packed: bool) -> None:
+def test_the_operator_is_registered_right(packed: bool, gated: bool) -> None:
     """Schema, fake tensors (torch.compile) and autograd agree with what the operator does."""
     inputs = [x.float().to(DEVICE).requires_grad_() for x in vla_inputs(70, B=1 if packed else 2, D=16, Dv=16)]
     cu_seqlens = torch.tensor([0, 3, 70], device=DEVICE) if packed else None
     state = vla_state(2, 2, 16, 16)
     memory = [x.to(DEVICE).requires_grad_() for x in (state.S.float(), state.A.float(), state.z)]
     halves = VLASettings(penalty_scale=0.25).halves
-    arguments = flat((*inputs, *memory, state.t.to(DEVICE), cu_seqlens, *halves, True))
+    values = (1.0, -0.5, 0.3) if gated else ()
+    gates = [torch.full_like(inputs[0][..., :1], value).requires_grad_() for value in values]
+    arguments = flat((*inputs, *(gates or [None] * 3), *memory, state.t.to(DEVICE), cu_seqlens, *halves, True))
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     found = torch.library.opcheck(vla_triton.registered, arguments, test_utils=checks)
     assert set(found.values()) == {"SUCCESS"}
     call = partial(torch.ops.varla.vla_triton, *arguments)
-    assert_fakes_agree(call, [*inputs, *memory], "vla_triton", "vla_triton_backward")
+    assert_fakes_agree(call, [*inputs, *gates, *memory], "vla_triton", "vla_triton_backward")
 
 
 def test_sizes_may_be_symbolic() -> None:

@@ -116,18 +116,20 @@ def test_every_element_is_written(kind: str, monkeypatch: pytest.MonkeyPatch) ->
     assert_every_element_is_written(kind, inputs, state, monkeypatch)
 
 
+@pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("error", [True, False])
-def test_as_an_operator(error: bool) -> None:
+def test_as_an_operator(error: bool, gated: bool) -> None:
     q, k, v, a = (randn(B, 5, H, d, seed=i).float().to(DEVICE).requires_grad_() for i, d in enumerate((8, 8, 6, 8)))
     S, z = (randn(B, H, *shape, seed=5).float().to(DEVICE).requires_grad_() for shape in ((6, 8), (8,)))
     settings = MemorySettings(feature_map="identity", normalizer=not error, normalize_key=False, error=error)
     t = torch.zeros(B, dtype=torch.int64, device=DEVICE)
-    arguments = flat((q, k, v, a, S, z, t, None, settings, True))
+    gates = [torch.full_like(q[..., :1], value).requires_grad_() for value in ((0.7, -0.5) if gated else ())]
+    arguments = flat((q, k, v, a, *(gates or (None, None)), S, z, t, None, settings, True))
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     found = torch.library.opcheck(memory_triton.registered, arguments, test_utils=checks)
     assert set(found.values()) == {"SUCCESS"}
     call = partial(memory_triton.registered, *arguments)
-    assert_fakes_agree(call, [q, k, v, a, S, z], "memory_triton", "memory_triton_backward")
+    assert_fakes_agree(call, [q, k, v, a, *gates, S, z], "memory_triton", "memory_triton_backward")
 
 
 def test_double_backward_is_refused() -> None:

@@ -59,24 +59,27 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> set[tuple[Any, ...]]:
     return kernels
 
 
-def rehearsal(kind: type[Launcher], shape: Shape, precision: Precision, dtype: torch.dtype, *settings: Any) -> Any:
+def rehearsal(
+    kind: type[Launcher], shape: Shape, precision: Precision, dtype: torch.dtype, gated: bool, *settings: Any
+) -> Any:
+    given = [gated or not name.endswith("?") for name in kind.inputs.split()]
     made = kind(make_plan((64,), 64, CPU), shape, precision, *settings)
 
     def call(tokens: int, plan: Any, started: list[Any]) -> None:
-        rehearse(replace(made, plan=plan, dry=started), settings, tokens, dtype, CPU, True)
+        rehearse(replace(made, plan=plan, dry=started), settings, given, tokens, dtype, CPU, True)
 
     return call
 
 
 @pytest.mark.parametrize("H", [1, 4, 16, 100])
 @pytest.mark.parametrize("refresh_every", [20, None])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("dtype", "gated"), [(torch.bfloat16, False), (torch.float32, False), (torch.bfloat16, True)])
 def test_no_length_and_no_batch_needs_another_kernel(
-    H: int, refresh_every: int | None, dtype: torch.dtype, seen: set[tuple[Any, ...]]
+    H: int, refresh_every: int | None, dtype: torch.dtype, gated: bool, seen: set[tuple[Any, ...]]
 ) -> None:
     D, precision = 64, Precision.of(dtype, 64, interpreted=False)
     settings = VLASettings(refresh_every=refresh_every).halves
-    call = rehearsal(VLALauncher, Shape.of(H, D, D, precision.buffer), precision, dtype, *settings)
+    call = rehearsal(VLALauncher, Shape.of(H, D, D, precision.buffer), precision, dtype, gated, *settings)
     precompile.rehearse_all(call, H, CPU, started=[])
     known = set(seen)
     assert {"forward_walk", "scan", "finish", "backward_walk"} <= {name for name, *_ in known}
@@ -93,7 +96,7 @@ def test_nor_do_the_delta_rule_and_linear_attention(
 ) -> None:
     D, precision = 64, Precision.of(dtype, 64, interpreted=False)
     settings = MemorySettings(feature_map="identity", normalizer=not error, normalize_key=False, error=error)
-    call = rehearsal(MemoryLauncher, Shape.of(H, D, D, precision.buffer), precision, dtype, settings)
+    call = rehearsal(MemoryLauncher, Shape.of(H, D, D, precision.buffer), precision, dtype, False, settings)
     precompile.rehearse_all(call, H, CPU, started=[])
     known = set(seen)
     assert {name for name, *_ in known} == {*SHARED_BY_BOTH, *(["turn"] if error else [])}
@@ -106,7 +109,7 @@ def test_odd_sizes_over_the_memory_of_others(seen: set[tuple[Any, ...]]) -> None
     """In bfloat16 with Dv=128 dP lies where dS did, whatever D is."""
     D, precision = 17, Precision.of(torch.bfloat16, 17, interpreted=False)
     shape, settings = Shape.of(2, D, 128, precision.buffer), VLASettings().halves
-    rehearsal(VLALauncher, shape, precision, torch.bfloat16, *settings)(70, make_plan((70,), 256, CPU), [])
+    rehearsal(VLALauncher, shape, precision, torch.bfloat16, False, *settings)(70, make_plan((70,), 256, CPU), [])
     assert "finish" in {name for name, *_ in seen}
 
 

@@ -130,7 +130,7 @@ def test_as_an_operator(kind: str) -> None:
     beta = torch.rand(B, 5, H, device=DEVICE, requires_grad=True) if kind == "strength" else None
     S = randn(B, H, 6, 8, seed=5).float().to(DEVICE).requires_grad_()
     t = torch.zeros(B, dtype=torch.int64, device=DEVICE)
-    arguments = (q, k, v, gate, beta, S, t, None, kind != "neither", True)
+    arguments = (q, k, v, gate, beta, S, t, None, kind != "neither", True, True)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     found = torch.library.opcheck(torch.ops.varla.recurrent_triton.default, arguments, test_utils=checks)
     assert set(found.values()) == {"SUCCESS"}

@@ -106,10 +106,11 @@ class Recomputed:
             still = None if self.strength is None else torch.zeros_like(self.strength)
             return DirectionGradients(dK + dK_gain, torch.zeros_like(self.U), still, dA)
         dU, dK, dA = backward(self.U, self.K, self.A0, self.parts, dP, dA, self.refresh)
-        du = unit_backward(dU * self.length, self.unit_u, self.inverse)
-        # The strength is |u|^2, and its gradient the one of |u| divided by 2 |u|.
-        dstrength = None if self.strength is None else dot(self.unit_u, dU) / (2 * self.length)
-        return DirectionGradients(dK + dK_gain, du, dstrength, dA)
+        if self.strength is None:
+            dstrength, length = None, self.length
+        else:  # the strength is |u|^2, and its gradient that of |u| divided by 2 |u|; where it is 0, u has no gradient
+            dstrength, length = dot(self.unit_u, dU) / (2 * self.length), self.strength / self.length
+        return DirectionGradients(dK + dK_gain, unit_backward(dU * length, self.unit_u, self.inverse), dstrength, dA)
 
 
 class Factor(NamedTuple):

@@ -49,6 +49,5 @@ class VLACell:
         return (g.dq, dk, g.dv, d.du, g.dbeta, g.ddecay, d.dstrength), (dS, d.dA, dz)
 
 
-vla_chunk = ChunkOperator(
-    "vla_chunk", VLACell, "q k v u beta? decay? strength?", "S A z", DirectionSettings, MemorySettings
-)
+INPUTS = "q k v u beta? decay? strength?"
+vla_chunk = ChunkOperator("vla_chunk", VLACell, INPUTS, "S A z", DirectionSettings, MemorySettings)

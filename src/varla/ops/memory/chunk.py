@@ -124,15 +124,14 @@ def backward(
     normalizer = _normalizer(Q, F, z0[0], settings, decay) if z0 else None
     dread = do if normalizer is None else normalizer.divide(do)
     g = tokens.rule(settings).backward(Q, tokens.keys.y, tokens.v, tokens.written(a), S0, dread, dS)
-    dQ, dF, dc = g.dQ, 0.0, g.dc
+    dQ, dF, ddecay = g.dQ, 0.0, g.ddecay
     if normalizer is not None:
         through = normalizer.backward(dread, g.read, dz[0])
         dQ, dF, dz = dQ + through.dQ, through.dF, [through.dz]
-        dc = None if dc is None or through.dc is None else dc + through.dc
+        ddecay = None if ddecay is None or through.ddecay is None else ddecay + through.ddecay
     dbeta = None if tokens.beta is None else dot(g.da, a)
     da = g.da if tokens.beta is None else tokens.beta * g.da
     dK = torch.zeros_like(da) if g.dK is None else g.dK
-    ddecay = None if decay is None or dc is None else decay.backward(dc)
     return TokenGradients(tokens.queries.backward(dQ * tokens.scale), dK, dF, g.dV, da, dbeta, ddecay), (g.dS, *dz)
 
 

@@ -12,8 +12,10 @@ prediction of token t reads has decayed until token p.
     E  = Tv - Tk S0^T,   S1 = S0 (sigma_n I - Tk^T tau a) + Tv^T tau a
     N  = sigma Q S0^T + tril(Gamma' o Q a^T) E,   Gamma'_ts = exp(c_t - c_s)
 
-The gradient of c needs no matrices of its own: with q exp(c_t), k exp(c_p) and a exp(-c_s) in place of q, k and a, the
-recurrence of S exp(-c) has no decay. So dc_t = q_t . dq_t - a_t . da_t, and k_t . dk_t is added to dc_p.
+A decay at token t acts on what passes it: on products of tokens i >= t and j < t, on reads of S0 by tokens i >= t, on
+what tokens j < t write into S1, and on what S0 leaves in S1. Its gradient is the sum of these terms, each times its own
+gradient (`passing`). (The sum of q . dq + k . dk - a . da over later tokens is equal, but it is a small difference of
+large terms where decays are strong.)
 
 Shapes are as in chunk_rules.py; log d is [M, n, 1]. A token that does not exist has a zero key and log decay 0, and
 changes nothing.
@@ -44,13 +46,21 @@ class Decay:
         self.between = sums.masked_fill_(~past, -torch.inf).exp_()  # Gamma' [M, n, n]
         self.since, self.to_end = log.cumsum(1).exp(), self.between[:, -1, :, None]  # sigma, tau [M, n, 1]
 
-    def backward(self, dc: Tensor) -> Tensor:
-        """Gradient of the logarithms from that of their running sums c. Below `closed` a decay counts as zero."""
-        return torch.where(self.log < closed(self.log.dtype), 0, dc.flip(1).cumsum(1).flip(1))
+    def passing(self, pairs: Tensor, reads: Tensor, writes: Tensor, whole: Tensor) -> Tensor:
+        """Gradient of the logarithms [M, n, 1], from the terms that decays act on times their gradients, as above.
+
+        pairs [M, i, j]: products of tokens i and j. reads [M, i, 1]: of the state before the chunk. writes [M, j, 1]:
+        to the state after it. whole [M, 1]: the state before the chunk, decayed to its end. Below `closed` a decay
+        counts as zero, and has no gradient.
+        """
+        before = pad(pairs.cumsum(2)[..., :-1], (1, 0))  # [M, i, t]: the sum over j < t
+        total = before.tril().sum(1)[..., None] + reads.flip(1).cumsum(1).flip(1) + whole[:, None]
+        total[:, 1:] += writes.cumsum(1)[:, :-1]
+        return torch.where(self.log < closed(self.log.dtype), 0, total)
 
 
 class Decayed:
-    """See chunk_rules.Rule. Gradients.dc is the gradient of the running sums c [M, n, 1]."""
+    """See chunk_rules.Rule."""
 
     def __init__(self, decay: Decay, first: bool, error: bool):
         """`first`: decay before the prediction. Without `error`, v is written as it is."""
@@ -73,19 +83,19 @@ class Decayed:
         dV = solve_lower_transposed(c.T, direct.baddbmm_(c.a_end, after.mT), unit=True)
         X = torch.bmm(dread, E.mT) * self.decay.between  # gradient of Q a^T
         Y = torch.bmm(dV, E.mT).mul_(c.gamma).neg_()  # gradient of K a^T
-        dQ = torch.bmm(X, a).addcmul_(c.sigma, torch.bmm(dread, S0))
-        dK = torch.bmm(Y, a).addcmul_(c.rho, torch.bmm(dV, S0), value=-1)
-        along = torch.bmm(E, after)  # gradient of tau a
-        da = torch.bmm(X.mT, Q).baddbmm_(Y.mT, c.K).addcmul_(self.decay.to_end, along)
+        old_q, old_k, new = torch.bmm(dread, S0), torch.bmm(dV, S0).neg_(), torch.bmm(E, after)
+        dQ = torch.bmm(X, a).addcmul_(c.sigma, old_q)
+        dK = torch.bmm(Y, a).addcmul_(c.rho, old_k)
+        da = torch.bmm(X.mT, Q).baddbmm_(Y.mT, c.K).addcmul_(self.decay.to_end, new)
 
-        dc = dot(Q, dQ) - dot(a, da)
-        if self.first:
-            dc += dot(c.K, dK)
-        else:
-            dc[:, :-1] += dot(c.K, dK)[:, 1:]  # c before token t + 1 is c_t; before the first token it is 0
-        dc[:, -1] += (after * S0).sum((1, 2))[:, None] * c.sigma[:, -1] + dot(c.a_end, along).sum(1)  # S1 . dS1
+        pairs, reads = Y * c.Ka, c.rho * dot(c.K, old_k)
+        if not self.first:  # the prediction of token t reads what has not decayed at t yet
+            pairs, reads = (pad(x[:, 1:], (0, 0, 0, 1)) for x in (pairs, reads))
+        pairs, reads = pairs + X * c.Qa, reads + c.sigma * dot(Q, old_q)
+        whole = c.sigma[:, -1] * (after * S0).sum((1, 2))[:, None]
+        ddecay = self.decay.passing(pairs, reads, dot(c.a_end, new), whole)
         read = torch.bmm(c.sigma * Q, S0.mT).baddbmm_(c.C, E)
-        return Gradients(dQ, dK if self.error else None, dV, da, dc, dS, read)
+        return Gradients(dQ, dK if self.error else None, dV, da, ddecay, dS, read)
 
     def _chunks(self, Q: Tensor, K: Tensor, V: Tensor, a: Tensor) -> "DecayedChunks":
         return DecayedChunks(Q, K if self.error else torch.zeros_like(K), V, a, self.decay, self.first)
@@ -104,8 +114,9 @@ class DecayedChunks:
         self.K, self.sigma = K, decay.since
         self.gamma = decay.between.tril(-1) if first else pad(decay.between[:, :-1], (0, 0, 1, 0))
         self.rho = self.sigma if first else pad(self.sigma[:, :-1], (0, 0, 1, 0), value=1.0)
-        self.T = self.gamma * torch.bmm(K, a.mT)
-        self.C = decay.between * torch.bmm(Q, a.mT)
+        self.Ka, self.Qa = torch.bmm(K, a.mT), torch.bmm(Q, a.mT)
+        self.T = self.gamma * self.Ka
+        self.C = decay.between * self.Qa
         solved = solve_lower(self.T, torch.cat((V, self.rho * K), -1), unit=True)
         self.Tv, self.Tk = solved[..., : V.shape[-1]], solved[..., V.shape[-1] :]
         self.a_end = decay.to_end * a
@@ -124,7 +135,8 @@ class DecayedNormalizer:
         """Compute all denominators D [M, n, 1] from Q, F [M, n, D] and z0 [M, D], which is z before each chunk."""
         self.Q, self.F, self.decay = Q, F, decay
         self.eps, self.on = settings.eps, settings.normalizer
-        self.z = torch.baddbmm(decay.since * z0.to(Q.dtype)[:, None], decay.between, F)
+        self.z0 = z0.to(Q.dtype)[:, None]
+        self.z = torch.baddbmm(decay.since * self.z0, decay.between, F)
         self.D = dot(Q, self.z)
         self.inverse = 1 / self.D.clamp(min=self.eps)
 
@@ -140,9 +152,10 @@ class DecayedNormalizer:
         after, dz = decayed_scan(decay.since[:, -1], (decay.since * dz_t).sum(1), dz, reverse=True)
         after = after.to(self.Q.dtype)[:, None]
         dF = torch.bmm(decay.between.mT, dz_t).addcmul_(decay.to_end, after)
-        dc = dot(dz_t, self.z) - dot(self.F, dF)
-        dc[:, -1] += dot(after, self.z[:, -1:])[:, 0]  # z1 . dz1
-        return Through(dD * self.z, dF, dz, dc)
+        pairs, reads = decay.between * torch.bmm(dz_t, self.F.mT), decay.since * dot(dz_t, self.z0)
+        whole = decay.since[:, -1] * dot(after, self.z0)[:, 0]
+        ddecay = decay.passing(pairs, reads, decay.to_end * dot(self.F, after), whole)
+        return Through(dD * self.z, dF, dz, ddecay)
 
 
 def decayed_scan(factor: Tensor, add: Tensor, z: Tensor, reverse: bool = False) -> tuple[Tensor, Tensor]:

@@ -25,24 +25,24 @@ from varla.ops.algebra import by_chunk, eye_like, solve_lower, solve_lower_trans
 
 
 class Gradients(NamedTuple):
-    """Gradients of a rule's arguments, and the reads. `dK` is None if S is not read by keys, `dc` without a decay."""
+    """Gradients of a rule's arguments, and the reads. `dK` is None if S is not read by keys, `ddecay` without decay."""
 
     dQ: Tensor
     dK: Tensor | None
     dV: Tensor
     da: Tensor
-    dc: Tensor | None
+    ddecay: Tensor | None
     dS: Tensor
     read: Tensor
 
 
 class Through(NamedTuple):
-    """Gradients through the denominators: of Q, of key features F, of z before the first chunk, and of c as above."""
+    """Gradients through the denominators: of Q, of key features F, of z before the first chunk, and of log decays."""
 
     dQ: Tensor | float
     dF: Tensor
     dz: Tensor
-    dc: Tensor | None = None
+    ddecay: Tensor | None = None
 
 
 class Rule(Protocol):

@@ -123,11 +123,10 @@ def rehearse(
     sizes = {"B": len(plan.sequences), "H": shape.H, "D": shape.D, "Dv": shape.DV}
     widths = {"v": shape.DV, **dict.fromkeys(GATES, 1)}
     dims = [DIMENSIONS[name].split() for name in launcher.state.split()]
+    last = [widths.get(name.rstrip("?"), shape.D) for name in launcher.inputs.split()]
     inputs = [
-        torch.empty(1, tokens, shape.H, widths.get(name.rstrip("?"), shape.D), dtype=dtype, device=device)
-        if here
-        else None
-        for name, here in zip(launcher.inputs.split(), given, strict=True)
+        torch.empty(1, tokens, shape.H, width, dtype=dtype, device=device) if here else None
+        for width, here in zip(last, given, strict=True)
     ]
     state = [torch.empty([sizes[letter] for letter in each], device=device) for each in dims]
     t = torch.empty(len(plan.sequences), dtype=torch.int64, device=device)

@@ -242,8 +242,8 @@ def lower_inverse(N, WARPS: tl.constexpr, DOT: tl.constexpr):
 def decays(decay, token, count, head, H, N: tl.constexpr):
     """Running sums of log decays [tokens, H] from the tile's first token on, as two numbers (high, low) [N] each.
 
-    The sum of a few strong decays is large, and a difference of two such sums would keep their rounding errors. So every
-    log decay is split into a multiple of 1/256, whose sums are exact, and a small rest. Below -1000 a decay is zero.
+    The sum of a few strong decays is large, and a difference of two such sums would keep their rounding errors. So
+    every log decay is split into a multiple of 1/256, whose sums are exact, and a small rest. Below -1000 a decay is 0.
     """
     x = column(decay, token, count, head, H, N).to(tl.float32)
     x = tl.where(x < -1000.0, -1000.0, x)

@@ -197,7 +197,8 @@ class DirectionLauncher(Launcher):
         self.launch(
             walk.element_walk, (len(plan.spans) * s.H,),
             *u.pointers, t, plan.spans, out.new_empty(len(plan.spans) * s.H, 256), C, F, V, s.H, s.D, *self._scalars,
-            BD=s.BD, STRENGTH=u.on, WALK=self.precision.walk, EXACT=self.precision.exact, WARPS=s.warps, num_warps=s.warps,
+            BD=s.BD, STRENGTH=u.on, WALK=self.precision.walk, EXACT=self.precision.exact, WARPS=s.warps,
+            num_warps=s.warps,
         )  # fmt: skip
         self._square_sum(Penalty(V, None), J, unit=False)
         programs = len(plan.sequences) * s.H
@@ -254,9 +255,10 @@ class DirectionLauncher(Launcher):
         du = u.empty()
         self.launch(
             inverse.direction_backward, (len(plan.chunks) * s.H,),
-            *u.pointers, a, G, sums, *du.pointers, plan.chunks, plan.chunk_position, plan.chunk_first, plan.gradient_first, s.H, s.D,
-            self._scalars[0],
-            BD=s.BD, STRENGTH=u.on, CHUNK=CHUNK, SPAN=GRADIENT_SPAN, DOT=self.precision.dot, num_warps=s.finish_warps, num_stages=1,
+            *u.pointers, a, G, sums, *du.pointers, plan.chunks, plan.chunk_position, plan.chunk_first,
+            plan.gradient_first, s.H, s.D, self._scalars[0],
+            BD=s.BD, STRENGTH=u.on, CHUNK=CHUNK, SPAN=GRADIENT_SPAN, DOT=self.precision.dot, num_warps=s.finish_warps,
+            num_stages=1,
         )  # fmt: skip
         return du, self._through_inverse(self._inverse(A), total)
 
@@ -268,7 +270,8 @@ class DirectionLauncher(Launcher):
         self.launch(
             walk.factor_backward, (len(plan.chunks) * s.H,),
             k, *u.pointers, dP, V, Z, kept.J, X, rest, plan.chunks, plan.chunk_position, t, s.H, s.D, *self._scalars,
-            BD=s.BD, STRENGTH=u.on, STEPS=4, MAP=self.settings.feature_map, UNIT=self._unit, DOT=self.precision.times, num_warps=4,
+            BD=s.BD, STRENGTH=u.on, STEPS=4, MAP=self.settings.feature_map, UNIT=self._unit, DOT=self.precision.times,
+            num_warps=4,
         )  # fmt: skip
         du = u.empty()
         if X.dtype == u.u.dtype:
@@ -276,7 +279,8 @@ class DirectionLauncher(Launcher):
         self.launch(
             walk.direction_walk, (len(plan.spans) * s.H,),
             *u.pointers, X, rest, Z, *du.pointers, kept.A, t, plan.spans, s.H, s.D, *self._scalars,
-            BD=s.BD, STRENGTH=u.on, DOT=self.precision.times, WALK=self.precision.walk, num_warps=4 if s.half else s.warps,
+            BD=s.BD, STRENGTH=u.on, DOT=self.precision.times, WALK=self.precision.walk,
+            num_warps=4 if s.half else s.warps,
         )  # fmt: skip
         return du
 

@@ -346,7 +346,8 @@ def gradient_scan(Zs, Ys, PP, PK, final, initial, sequences, H, D, BD: tl.conste
 def factor_backward(
     k, u, strength, dP, V, Zs, Js, X, rest, chunks, chunk_position, t,
     H, D, scale, period, eta,
-    BD: tl.constexpr, STRENGTH: tl.constexpr, STEPS: tl.constexpr, MAP: tl.constexpr, UNIT: tl.constexpr, DOT: tl.constexpr,
+    BD: tl.constexpr, STRENGTH: tl.constexpr, STEPS: tl.constexpr, MAP: tl.constexpr, UNIT: tl.constexpr,
+    DOT: tl.constexpr,
 ):  # fmt: skip
     """With refresh: the gradient from V = Z Lam through Z and the factorisation to W. Steps are independent.
 

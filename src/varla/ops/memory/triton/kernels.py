@@ -21,7 +21,8 @@ W = tril(Q a^T), E = V, B = Q and Ta = a. K appears only in the denominators.
 BETA: a is multiplied by the write strengths wherever it is written along. DECAY: S decays before the prediction. With c
 the running sum of log decays in the chunk (docs/math.md, section 9), products of tokens t and s <= t are multiplied by
 exp(c_t - c_s); q and k that meet S0 by `since`, exp(c_t); and a that meets the S or dS after the chunk by `weight`, the
-write strength times exp(c_n - c_t). z decays alike. The gradient of c_t is q . dq + k . dk - a . da - f . df.
+write strength times exp(c_n - c_t). z decays alike. The gradient of a decay is the sum of the terms that pass its token
+(chunk_decay.py).
 
 Buffers between kernels are [tokens, H, *], or [chunks, H, *] for what a chunk has only one of. S is stored values by
 keys.
@@ -85,18 +86,14 @@ def strengths(beta, token, count, head, H, BETA: tl.constexpr):
 
 
 @triton.jit
-def times_strengths(x, beta, token, count, head, H, BETA: tl.constexpr):
-    """Rows x [CHUNK, *] times their write strengths."""
+def gated(x, beta, decay, token, count, head, H, BETA: tl.constexpr, DECAY: tl.constexpr):
+    """Products x [t, s] of tokens t and s <= t, times the decay between them and the write strength of s."""
+    if DECAY:
+        high, low = decays(decay, token, count, head, H, CHUNK)
+        x *= between(high, low, CHUNK)
     if BETA:
-        return x * strengths(beta, token, count, head, H, BETA)[:, None]
-    else:
-        return x
-
-
-@triton.jit
-def directions(a, beta, token, count, head, H, d, D, BETA: tl.constexpr):
-    """What is written along: a, times the write strengths."""
-    return times_strengths(rows(a, token, count, head, H, d, D, CHUNK), beta, token, count, head, H, BETA)
+        x *= strengths(beta, token, count, head, H, BETA)[None, :]
+    return x
 
 
 @triton.jit
@@ -125,9 +122,8 @@ def prepare(
     F = features(k, token, count, head, H, d, D, CHUNK, MAP)
     if DECAY:
         high, low = decays(decay, token, count, head, H, CHUNK)
-        start = tl.exp(high + low)
         end = tl.exp((last_of(high, CHUNK) - high) + (last_of(low, CHUNK) - low))
-        store_column(since, start, token, count, head, H, CHUNK)
+        store_column(since, tl.exp(high + low), token, count, head, H, CHUNK)
         tl.store(zsum + at.to(tl.int64) * D + d, tl.sum(F * end[:, None], 0), d < D)
     else:
         end = tl.full([CHUNK], 1.0, tl.float32)
@@ -138,23 +134,24 @@ def prepare(
     if UNIT:
         store_column(norm, tl.reshape(inverse, [CHUNK]), token, count, head, H, CHUNK)
     K = operand(K, DOT)
-    written = tl.trans(operand(directions(a, beta, token, count, head, H, d, D, BETA), DOT))
+    written = tl.trans(operand(rows(a, token, count, head, H, d, D, CHUNK), DOT))
     if ERROR:
         N = tl.where(i[:, None] > i[None, :], dot(K, written, DOT), 0.0)
-        if DECAY:
-            N *= between(high, low, CHUNK)
+        N = gated(N, beta, decay, token, count, head, H, BETA, DECAY)
         T = lower_inverse(N, 4, SOLVE)
         store_matrix(tinv, T, at, i, CHUNK, i, CHUNK)
     Q = operand(features(q, token, count, head, H, d, D, CHUNK, MAP), DOT)
     C = tl.where(i[:, None] >= i[None, :], dot(Q, written, DOT), 0.0)
-    if DECAY:
-        C *= between(high, low, CHUNK)
+    C = gated(C, beta, decay, token, count, head, H, BETA, DECAY)
     if ERROR:
         store_matrix(W, dot(C, T, SOLVE), at, i, CHUNK, i, CHUNK)
-        T = operand(T, DOT)
         if DECAY:
-            K = operand(K.to(tl.float32) * start[:, None], DOT)
-        store_rows(tk, dot(T, K, DOT), token, count, head, H, d, D, CHUNK)
+            high, low = decays(decay, token, count, head, H, CHUNK)
+            store_rows(tk, dot(T * tl.exp(high + low)[None, :], K, DOT), token, count, head, H, d, D, CHUNK)
+            T = operand(T, DOT)
+        else:
+            T = operand(T, DOT)
+            store_rows(tk, dot(T, K, DOT), token, count, head, H, d, D, CHUNK)
         for begin in range(0, DV, BV):
             e = begin + tl.arange(0, BV)
             solved = dot(T, rows(v, token, count, head, H, e, DV, CHUNK), DOT)
@@ -229,11 +226,15 @@ def read(
             within *= between(high, low, CHUNK)
             old *= tl.exp(high + low)
         total = tl.sum(within, 1) + old
-    mixed = operand(matrix(W, at, i, CHUNK, i, CHUNK), DOT)
+    mixed = matrix(W, at, i, CHUNK, i, CHUNK)
     B = times_column(Q, since, token, count, head, H, DECAY)
     if ERROR:
-        K = times_column(keys(F, norm, token, count, head, H, UNIT), since, token, count, head, H, DECAY)
-        B = B - dot(mixed, K, DOT)
+        K = keys(F, norm, token, count, head, H, UNIT)
+        if DECAY:
+            B = B - dot(mixed * column(since, token, count, head, H, CHUNK)[None, :], K, DOT)
+        else:
+            B = B - dot(operand(mixed, DOT), K, DOT)
+    mixed = operand(mixed, DOT)
     y = dot(B, tl.trans(matrix(S0, at, e, DV, d, D)), DOT)
     y = dot(mixed, rows(v, token, count, head, H, e, DV, CHUNK), DOT, y)
     if NORMALIZE:
@@ -245,13 +246,15 @@ def read(
 
 @triton.jit
 def unread(
-    q, k, a, beta, decay, E, S0, z0, do, denominator, dD, dc, dzsum, dq, chunks, H, D, DV, eps,
+    q, k, a, beta, decay, E, S0, z0, do, denominator, dD, reads, dzsum, dq, chunks, H, D, DV, eps,
     BD: tl.constexpr, BV: tl.constexpr, MAP: tl.constexpr, NORMALIZE: tl.constexpr, DOT: tl.constexpr,
     BETA: tl.constexpr, DECAY: tl.constexpr,
 ):  # fmt: skip
     """dq, the gradient of the denominators dD [tokens, H], and the sum of dD q over each chunk, dzsum [chunks, H, D].
 
-    With DECAY, dc [tokens, H] gets q . dq. dD needs dN . N. We compute it as q . dQ, which is equal because N = S q and dQ = S^T dN. Then dQ + dD z is
+    With DECAY, reads [tokens, H] gets the part of q . dq that comes from S and z before the chunk.
+
+    dD needs dN . N. We compute it as q . dQ, which is equal because N = S q and dQ = S^T dN. Then dQ + dD z is
     orthogonal to q to the last bit, and the outputs, which were rounded to the inputs' dtype, are not needed.
     """
     chunk, head, token, count = place(chunks, H)
@@ -275,9 +278,10 @@ def unread(
     if DECAY:
         high, low = decays(decay, token, count, head, H, CHUNK)
         start = tl.exp(high + low)
-        X *= between(high, low, CHUNK)
         dQ *= start[:, None]
-    dQ = dot(tl.where(past, X, 0.0), directions(a, beta, token, count, head, H, d, D, BETA), DOT, dQ)
+        old = tl.sum(dQ * features(q, token, count, head, H, d, D, CHUNK, MAP), 1)
+    X = gated(tl.where(past, X, 0.0), beta, decay, token, count, head, H, BETA, DECAY)
+    dQ = dot(X, rows(a, token, count, head, H, d, D, CHUNK), DOT, dQ)
     Q = features(q, token, count, head, H, d, D, CHUNK, MAP)
     if NORMALIZE:
         along = tl.sum(Q * dQ, 1)
@@ -285,17 +289,19 @@ def unread(
         before = tl.load(z0 + at.to(tl.int64) * D + d, d < D, 0.0)
         if DECAY:
             z = dot(between(high, low, CHUNK), F, DOT) + start[:, None] * before[None, :]
+            old_z = tl.sum(Q * before[None, :], 1) * start
         else:
             z = dot(tl.where(past, 1.0, 0.0), F, DOT) + before[None, :]
         slope = tl.where((under < eps) | (i >= count), 0.0, -inverse) * along
         dQ += slope[:, None] * z
         store_column(dD, slope, token, count, head, H, CHUNK)
         if DECAY:
+            old += slope * old_z
             tl.store(dzsum + at.to(tl.int64) * D + d, tl.sum(Q * (slope * start)[:, None], 0), d < D)
         else:
             tl.store(dzsum + at.to(tl.int64) * D + d, tl.sum(Q * slope[:, None], 0), d < D)
     if DECAY:
-        store_column(dc, tl.sum(Q * dQ, 1), token, count, head, H, CHUNK)
+        store_column(reads, old, token, count, head, H, CHUNK)
     store_rows(dq, feature_backward(dQ, Q, MAP), token, count, head, H, d, D, CHUNK)
 
 
@@ -364,6 +370,16 @@ def scan_backward(
 
 
 @triton.jit
+def passing(pairs, reads, writes, whole, DOT: tl.constexpr):
+    """The gradient of log decays [CHUNK]: the sum of the terms that pass each token, as in chunk_decay.Decay.passing."""
+    SPLIT: tl.constexpr = "left" if DOT == "bf16" else DOT
+    i = tl.arange(0, CHUNK)
+    before = dot(pairs, tl.where(i[:, None] < i[None, :], 1.0, 0.0), SPLIT)  # [i, t]: the sum over j < t
+    total = tl.sum(tl.where(i[:, None] >= i[None, :], before + reads[:, None], writes[:, None]), 0)
+    return total + whole
+
+
+@triton.jit
 def decayed_sum(x, initial, total, since, chunks, first, H, D, BD: tl.constexpr):
     """Replace x [chunks, H, D] by the gradient of z after each chunk, from the last chunk to the first.
 
@@ -387,7 +403,7 @@ def decayed_sum(x, initial, total, since, chunks, first, H, D, BD: tl.constexpr)
 
 @triton.jit
 def finish(
-    q, k, a, beta, decay, norm, gain, E, S0, z0, do, denominator, dD, dc, dv, dS, dz, dk, dP, dbeta, ddecay, chunks,
+    q, k, a, beta, decay, norm, gain, E, S0, z0, do, denominator, dD, reads, dv, dS, dz, dk, dP, dbeta, ddecay, chunks,
     H, D, DV, eps,
     BD: tl.constexpr, BV: tl.constexpr, MAP: tl.constexpr, UNIT: tl.constexpr, NORMALIZE: tl.constexpr,
     GAIN: tl.constexpr, DOT: tl.constexpr, ERROR: tl.constexpr, BY_CHUNK: tl.constexpr, BETA: tl.constexpr,
@@ -396,7 +412,7 @@ def finish(
     """dP [chunks, H, CHUNK, D], or [tokens, H, D] without BY_CHUNK, and dk without the gradient through a.
 
     dP is da with the gain's backward applied; for GAIN "raw" it is da. dP and dS may share memory: a program reads its
-    own part before it writes. With gates also dbeta and ddecay [tokens, H]; dc is q . dq, from `unread`.
+    own part before it writes. With gates also dbeta and ddecay [tokens, H]; `reads` is from `unread`.
     """
     chunk, head, token, count = place(chunks, H)
     at = chunk * H + head
@@ -409,7 +425,7 @@ def finish(
     da = tl.zeros([CHUNK, BD], tl.float32)
     X = tl.zeros([CHUNK, CHUNK], tl.float32)
     Y = tl.zeros([CHUNK, CHUNK], tl.float32)
-    held = tl.zeros([BD], tl.float32)  # S0 . dS after the chunk, by columns
+    held = tl.zeros([BV, BV], tl.float32)  # its diagonal sums to S0 . dS after the chunk
     for begin in range(0, DV, BV):
         e = begin + tl.arange(0, BV)
         if ERROR:
@@ -424,7 +440,7 @@ def finish(
             dK = dot(R, matrix(S0, at, e, DV, d, D), DOT, dK)
         da = dot(residual, matrix(dS, at, e, DV, d, D), DOT, da)
         if DECAY:
-            held += tl.sum(matrix(S0, at, e, DV, d, D) * matrix(dS, at, e, DV, d, D), 0)
+            held = dot(matrix(S0, at, e, DV, d, D), tl.trans(matrix(dS, at, e, DV, d, D)), DOT, held)
     if DECAY:
         high, low = decays(decay, token, count, head, H, CHUNK)
         start = tl.exp(high + low)
@@ -433,23 +449,28 @@ def finish(
         da *= end[:, None]
         X *= between(high, low, CHUNK)
         Y *= between(high, low, CHUNK)
-        # The decay of the whole chunk: S1 . dS1, with S1 from S0 and from what the chunk has written.
-        ends = last_of(start, CHUNK) * tl.sum(held, 0)
-        ends += tl.sum(tl.sum(da * directions(a, beta, token, count, head, H, d, D, BETA), 1), 0)
+        r = tl.arange(0, BV)
+        whole = last_of(start, CHUNK) * tl.sum(tl.sum(tl.where(r[:, None] == r[None, :], held, 0.0), 1), 0)
+        given = strengths(beta, token, count, head, H, BETA)
+        writes = tl.sum(da * rows(a, token, count, head, H, d, D, CHUNK), 1) * given
+        read = column(reads, token, count, head, H, CHUNK)
     Y = operand(tl.where(i[:, None] > i[None, :], Y, 0.0), DOT)
     Q = operand(features(q, token, count, head, H, d, D, CHUNK, MAP), DOT)
     da = dot(tl.trans(operand(tl.where(past, X, 0.0), DOT)), Q, DOT, da)
     K = keys(features(k, token, count, head, H, d, D, CHUNK, MAP), norm, token, count, head, H, UNIT)
     if ERROR:
         da = dot(tl.trans(Y), K, DOT, da)
-    if BETA or DECAY:
+    if DECAY:
+        written = operand(rows(a, token, count, head, H, d, D, CHUNK), DOT)
+        pairs = dot(Q, tl.trans(written), DOT) * X
+        if ERROR:
+            pairs += dot(K, tl.trans(written), DOT) * Y
+            read += tl.sum(dK * K, 1)  # dK is still the gradient through S0
+        pairs *= given[None, :]
+    if BETA:
         slopes = tl.sum(da * rows(a, token, count, head, H, d, D, CHUNK), 1)
-        given = strengths(beta, token, count, head, H, BETA)
-        if BETA:
-            store_column(dbeta, slopes, token, count, head, H, CHUNK)
-            da *= given[:, None]
-        if DECAY:
-            turned = column(dc, token, count, head, H, CHUNK) - given * slopes
+        store_column(dbeta, slopes, token, count, head, H, CHUNK)
+        da *= strengths(beta, token, count, head, H, BETA)[:, None]
     if GAIN != "raw":
         written = rows(a, token, count, head, H, d, D, CHUNK)
         by = column(gain, token, count, head, H, CHUNK)
@@ -466,10 +487,9 @@ def finish(
     # The tiles are loaded again: keeping them beside da would spill registers.
     written = rows(a, token, count, head, H, d, D, CHUNK)
     if ERROR:
-        dK = dot(Y, operand(times_strengths(written, beta, token, count, head, H, BETA), DOT), DOT, dK)
+        Y = gated(Y, beta, decay, token, count, head, H, BETA, False)
+        dK = dot(Y, operand(written, DOT), DOT, dK)
     F = features(k, token, count, head, H, d, D, CHUNK, MAP)
-    if DECAY:
-        turned += tl.sum(dK * keys(F, norm, token, count, head, H, UNIT), 1)
     if GAIN == "projection":
         dK -= along[:, None] * written
     if UNIT:
@@ -478,26 +498,24 @@ def finish(
     dF = tl.load(dz + at.to(tl.int64) * D + d, d < D, 0.0)[None, :]
     if DECAY:
         before = tl.load(z0 + at.to(tl.int64) * D + d, d < D, 0.0)
-        ends += last_of(start, CHUNK) * tl.sum(before[None, :] * dF)
+        whole += last_of(start, CHUNK) * tl.sum(before[None, :] * dF)
         dF = end[:, None] * dF
-        ends += tl.sum(F * dF)
+        writes += tl.sum(F * dF, 1)
     if NORMALIZE:
         slope = column(dD, token, count, head, H, CHUNK)
         Q = operand(features(q, token, count, head, H, d, D, CHUNK, MAP), DOT)
         share = tl.where(past, slope[:, None], 0.0)
         if DECAY:
             share *= between(high, low, CHUNK)
-            dF = dot(tl.trans(operand(share, DOT)), Q, DOT, dF)
-            dK += dF
+            pairs += dot(Q, tl.trans(F), DOT) * share
+            dK += dot(tl.trans(operand(share, DOT)), Q, DOT, dF)
         else:
             dK += dF
             dK = dot(tl.trans(operand(share, DOT)), Q, DOT, dK)
     else:
         dK += dF
     if DECAY:
-        turned -= tl.sum(F * dF, 1)
-        turned = tl.where(i < count, turned, 0.0)
-        turned = tl.cumsum(turned, 0, reverse=True) + ends
         log = column(decay, token, count, head, H, CHUNK).to(tl.float32)
-        store_column(ddecay, tl.where(log < CLOSED, 0.0, turned), token, count, head, H, CHUNK)
+        slopes = tl.where(log < CLOSED, 0.0, passing(pairs, read, writes, whole, DOT))
+        store_column(ddecay, slopes, token, count, head, H, CHUNK)
     store_rows(dk, feature_backward(dK, F, MAP), token, count, head, H, d, D, CHUNK)

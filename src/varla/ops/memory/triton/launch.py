@@ -152,8 +152,8 @@ class MemoryLauncher(Launcher):
         o = torch.empty_like(x.v)
         self.launch(
             kernels.read, (len(plan.chunks) * s.H, -(-s.DV // s.read_values)),
-            x.q, x.k, x.v, x.gates[1], kept.norm, kept.since, kept.W, kept.S0, kept.z0, o, kept.denominator, plan.chunks,
-            s.H, s.D, s.DV, c.eps,
+            x.q, x.k, x.v, x.gates[1], kept.norm, kept.since, kept.W, kept.S0, kept.z0, o, kept.denominator,
+            plan.chunks, s.H, s.D, s.DV, c.eps,
             BD=max(s.BD, s.min_row), BV=max(s.read_values, s.min_row), MAP=c.feature_map, UNIT=c.normalize_key,
             NORMALIZE=c.normalizer, ERROR=c.error, DECAY=x.decay is not None, DOT=self.precision.dot,
             num_warps=s.warps, maxnreg=s.registers,
@@ -171,10 +171,10 @@ class MemoryLauncher(Launcher):
         dSs = x.a.new_empty(len(plan.chunks), s.H, s.DV, s.D)
         self._scan_backward(x, kept, do, dS, dSs, dv, dS_initial)
         dD, dzs, dq = torch.empty_like(kept.denominator), torch.empty_like(kept.z0), torch.empty_like(x.q)
-        dc, dbeta, ddecay = (torch.empty_like(each) for each in (kept.since, kept.weight, kept.since))
+        reads, dbeta, ddecay = (torch.empty_like(each) for each in (kept.since, kept.weight, kept.since))
         self.launch(
             kernels.unread, (per_chunk,),
-            x.q, x.k, x.a, *x.gates, E, kept.S0, kept.z0, do, kept.denominator, dD, dc, dzs, dq,
+            x.q, x.k, x.a, *x.gates, E, kept.S0, kept.z0, do, kept.denominator, dD, reads, dzs, dq,
             plan.chunks, s.H, s.D, s.DV, c.eps,
             BD=s.BD, BV=s.BV, MAP=c.feature_map, NORMALIZE=c.normalizer, **x.switches, DOT=self.precision.dot,
             num_warps=8, num_stages=s.stages, maxnreg=s.registers,
@@ -194,10 +194,11 @@ class MemoryLauncher(Launcher):
         self.launch(
             kernels.finish, (per_chunk,),
             x.q, x.k, x.a, *x.gates, kept.norm, kept.denominator if gain is None else gain.by, E, kept.S0, kept.z0, do,
-            kept.denominator, dD, dc, dv, dSs, dzs, dk, da, dbeta, ddecay, plan.chunks, s.H, s.D, s.DV, c.eps,
+            kept.denominator, dD, reads, dv, dSs, dzs, dk, da, dbeta, ddecay, plan.chunks, s.H, s.D, s.DV, c.eps,
             BD=s.BD, BV=min(s.BV, 32), MAP=c.feature_map, UNIT=c.normalize_key, NORMALIZE=c.normalizer, ERROR=c.error,
             GAIN="raw" if gain is None else gain.kind, BY_CHUNK=gain is not None, **x.switches,
-            DOT=self.precision.dot, num_warps=s.finish_warps, num_stages=s.stages,
+            DOT=self.precision.dot, num_warps=8 if x.switches["DECAY"] else s.finish_warps,
+            num_stages=s.stages,
         )  # fmt: skip
         slopes = (None if x.beta is None else dbeta, None if x.decay is None else ddecay)
         return Gradients(dq, dk, dv, da, *slopes, dS_initial, dz_initial)

@@ -41,8 +41,8 @@ def memory_kernels(
         return _recurrent(inputs, held, t, cu_seqlens, settings, keep)
     if decay is not None and not settings.decay_first:
         raise RuntimeError(
-            "backend='triton' cannot run here: with decay_first=False the kernels take no directions and keep no z; use "
-            "'chunk'"
+            "backend='triton' cannot run here: with decay_first=False the kernels take no directions and keep no z; "
+            "use 'chunk'"
         )
     # z sums features as they are: the kernels normalise keys themselves where z is kept.
     inside = settings.normalize_key and z is not None

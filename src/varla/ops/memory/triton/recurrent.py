@@ -1,9 +1,9 @@
 """Linear attention and the delta rules token by token, forward and backward: s <- g s + b e k, o = s . q.
 
 s is a row of S. e is v - s . k, or v for linear attention; FIRST: the s in it is already decayed. g is the gate of the
-row and b the write strength of the head; some mechanisms have none. Rows share only q, k and b, so a gate for each row costs no more than one for each
-head. (In chunks, a gate for each row needs Dv heads.) A program holds BV rows of one head in registers and goes through
-all tokens of a sequence.
+row and b the write strength of the head; some mechanisms have none. Rows share only q, k and b, so a gate for each row
+costs no more than one for each head. (In chunks, a gate for each row needs Dv heads.) A program holds BV rows of one
+head in registers and goes through all tokens of a sequence.
 
 The forward keeps the state every EVERY tokens. The backward goes from the last kept state to the first. From each it
 recomputes the states of the next EVERY tokens into a buffer, and reads them in reverse. (Inverting the update instead
