@@ -174,7 +174,7 @@ def test_long_sequences_keep_their_digits(log):
         ({"decay": torch.full((2, 9, 2), 0.1)}, "decay must be at most 0, got values from 0.1 to 0.1"),
         ({"strength": torch.full((2, 9, 2), -0.1)}, "strength must be at least 0, got values from -0.1 to -0.1"),
         ({"strength": torch.full((2, 9, 2), 200.0)}, r"strength must be at most 102 in float32 for lambda0 = 0.1"),
-        ({"strength": torch.ones(2, 9, 2), "penalty_scale": 1.0}, "strength and penalty_scale both set the length of u"),
+        ({"strength": torch.ones(2, 9, 2), "penalty_scale": 1.0}, "strength and penalty_scale both set the length"),
         ({"decay": torch.zeros(2, 9)}, r"decay must have 3 dimensions \[B, T, H\], got \[2, 9\]"),
         ({"strength": torch.ones(2, 9, 3)}, "strength must have shape .* with H = 2 as in q"),
     ],

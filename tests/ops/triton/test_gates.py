@@ -1,4 +1,4 @@
-"""The kernels with gates against the plain loop in float64: on a GPU where there is one, else in Triton's interpreter."""
+"""The kernels with gates against the loop in float64: on a GPU where there is one, else in Triton's interpreter."""
 
 from typing import Any
 
