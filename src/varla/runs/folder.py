@@ -10,7 +10,6 @@ import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
@@ -21,29 +20,19 @@ class RunError(ValueError):
     """The folder cannot be used as asked. The message says why and what to do."""
 
 
-@dataclass(frozen=True)
 class RunFolder:
     """The files that every run has."""
-
-    folder: Path
 
     # What a killed process may leave: temporary files and folders, by pattern.
     LEFTOVERS: ClassVar[tuple[str, ...]] = (".config.yaml.*", ".begun.json.*", ".record.json.*")
 
-    @property
-    def config_file(self) -> Path:
-        """The settings, as YAML."""
-        return self.folder / "config.yaml"
-
-    @property
-    def begun_file(self) -> Path:
-        """What the run began with: a change of config.yaml is found by comparing the two."""
-        return self.folder / "begun.json"
-
-    @property
-    def record_file(self) -> Path:
-        """Settings, versions, commit, device, wall time, final metrics, status."""
-        return self.folder / "record.json"
+    def __init__(self, folder: Path):
+        """Nothing is read or written yet."""
+        self.folder = folder
+        self.config_file = folder / "config.yaml"  # the settings
+        self.begun_file = folder / "begun.json"  # the settings at the start: shows whether config.yaml was edited since
+        self.record_file = folder / "record.json"  # settings, versions, commit, device, time, final metrics, status
+        self._lock_file = folder / ".lock"
 
     def read_config(self) -> dict[str, Any]:
         """The settings in config.yaml, as nested dictionaries."""
@@ -120,10 +109,6 @@ class RunFolder:
                     if new:
                         with suppress(OSError):  # it holds something, such as the tokens of a text
                             self.folder.rmdir()
-
-    @property
-    def _lock_file(self) -> Path:
-        return self.folder / ".lock"
 
     def _take(self) -> TextIO:
         """The locked file. Its holder may remove it: then the lock is on nothing, and the next file is tried."""

@@ -19,15 +19,11 @@ class Run(RunFolder):
 
     LEFTOVERS = (*RunFolder.LEFTOVERS, ".metrics.jsonl.*", "checkpoints/.step-*")
 
-    @property
-    def metrics_file(self) -> Path:
-        """One JSON object a line: what was logged at a step."""
-        return self.folder / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of checkpoints."""
-        return self.folder / "checkpoints"
+    def __init__(self, folder: Path):
+        """Nothing is read or written yet."""
+        super().__init__(folder)
+        self.metrics_file = folder / "metrics.jsonl"  # one JSON object a line: what was logged at a step
+        self.checkpoints = folder / "checkpoints"
 
     def config(self) -> RunConfig:
         """The settings that the run was made with."""
