@@ -88,6 +88,9 @@ class VarlaCache(Cache):  # type: ignore[misc]
 
     # The interface of transformers' caches.
 
+    is_compileable = False  # softmax layers grow, and nothing is updated in place
+    is_croppable = False  # see `crop`
+
     @property
     def layers(self) -> list[Any]:
         """The layers as transformers' own kinds, for code that compares or iterates caches. Changing them does nothing.
@@ -132,19 +135,9 @@ class VarlaCache(Cache):  # type: ignore[misc]
         return -1 if self.state is None else self.state.t.shape[0]
 
     @property
-    def is_compileable(self) -> bool:
-        """No: softmax layers grow, and nothing is updated in place."""
-        return False
-
-    @property
     def is_initialized(self) -> bool:
         """Whether there are states yet."""
         return self.state is not None
-
-    @property
-    def is_croppable(self) -> bool:
-        """No."""
-        return False
 
     @property
     def is_sliding(self) -> list[bool]:
