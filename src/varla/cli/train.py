@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -95,6 +94,7 @@ def default_folder(config: "RunConfig") -> Path:
     A task without pairs is told apart by its length. Long names end in a hash.
     """
     from varla.training import RunConfig, build_task
+    from varla.training.run import name_part
 
     task: Any = build_task(config)
     size = f"n{task.n}" if hasattr(task, "n") else f"t{task.seq_len}"
@@ -103,21 +103,18 @@ def default_folder(config: "RunConfig") -> Path:
     given["task"] = {key: value for key, value in given["task"].items() if key not in ("name", "n")}
     if not hasattr(task, "n"):
         given["task"].pop("seq_len", None)
-    changes = [f"{config.preset}"] if config.preset != usual["preset"] else []
+    changes = [config.preset] if config.preset != usual["preset"] else []
     for group in ("task", "model", "layer", "train"):
         changes += [
-            f"{key}{_word(x)}" for key, x in given[group].items() if key not in usual[group] or x != usual[group][key]
+            f"{key}{name_part(x)}"
+            for key, x in given[group].items()
+            if key not in usual[group] or x != usual[group][key]
         ]
     whole = "-".join([name, *changes])
     if len(whole) > _LONGEST:
         digest = hashlib.blake2b(json.dumps(given, sort_keys=True, default=str).encode(), digest_size=4).hexdigest()
         whole = f"{name}-{digest}"
     return Path("runs") / whole
-
-
-def _word(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return re.sub(r"[^A-Za-z0-9.+_-]+", "_", text)
 
 
 def report(config: "RunConfig", found: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -88,6 +89,12 @@ class Run(RunFolder):
                 yield line.decode(), with_current_names(entry)
             except (ValueError, TypeError, KeyError, RecursionError) as error:
                 raise RunError(f"{self.metrics_file} is damaged: line {number} is not what a step logs") from error
+
+
+def name_part(value: Any) -> str:
+    """A setting's value as a part of a folder's name."""
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return re.sub(r"[^A-Za-z0-9.+_-]+", "_", text)
 
 
 def _is_number(value: object) -> bool:
