@@ -134,17 +134,11 @@ def _moments(
 ) -> dict[nn.Parameter, dict[str, Tensor]]:
     """What AdamW keeps, by parameter. A parameter that never had a gradient has nothing."""
     found = _read(path / _OPTIMIZER, state[_OPTIMIZER])
+    updated = {name: p for name, p in model.named_parameters() if f"{name}/{_COUNT}" in found}
+    wanted = {f"{name}/{key}": (list(p.shape), p.dtype) for name, p in updated.items() for key in _MOMENTS}
+    _check_like(path / _OPTIMIZER, found, {**wanted, **{f"{name}/{_COUNT}": ([], torch.float32) for name in updated}})
     moments: dict[nn.Parameter, dict[str, Tensor]] = {}
-    wanted: dict[str, tuple[list[int], torch.dtype]] = {}
-    for name, parameter in model.named_parameters():
-        if f"{name}/{_COUNT}" not in found:
-            continue
-        wanted[f"{name}/{_COUNT}"] = ([], torch.float32)
-        wanted |= {f"{name}/{key}": (list(parameter.shape), parameter.dtype) for key in _MOMENTS}
-    _check_like(path / _OPTIMIZER, found, wanted)
-    for name, parameter in model.named_parameters():
-        if f"{name}/{_COUNT}" not in wanted:
-            continue
+    for name, parameter in updated.items():
         count = found[f"{name}/{_COUNT}"]
         if not 1 <= float(count) <= state["step"]:
             raise ValueError(f"{path / _OPTIMIZER} counts {float(count)} steps of {name}, {path.name} {state['step']}")
