@@ -181,6 +181,21 @@ def write_aside(path: Path, text: str) -> None:
         raise
 
 
+@contextmanager
+def written_aside(target: Path) -> Iterator[Path]:
+    """A new folder to write into, which then becomes `target`, or is removed after an error."""
+    aside = target.with_name(f".{target.name}.{os.getpid()}")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+        with naming(target):
+            move_into_place(aside, target)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
 def move_into_place(aside: Path, target: Path) -> None:
     """Rename a folder that was written aside, once all its files are on the disk. A folder there before is removed.
 
