@@ -70,7 +70,6 @@ class Lines:
     """For logs and pipes: a line when a run's state changes, and after each of `parts` equal parts of its steps."""
 
     def __init__(self, parts: int) -> None:
-        """Nothing is shown yet."""
         self.parts = parts
         self.seen: dict[str, tuple[str, int]] = {}
 

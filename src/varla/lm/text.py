@@ -39,7 +39,6 @@ class Corpus:
     text_bytes: int
 
     def __len__(self) -> int:
-        """Tokens."""
         return len(self.tokens)
 
     @property

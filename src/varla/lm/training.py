@@ -260,7 +260,6 @@ class Watch(TrainerCallback):  # type: ignore[misc]
     """Stops the Trainer: after a step, saved, when a signal asks for it; at once if the loss is not finite."""
 
     def __init__(self, stop: Stop):
-        """`stop` catches the signals."""
         self.stop = stop
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:

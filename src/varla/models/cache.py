@@ -111,7 +111,6 @@ class VarlaCache(Cache):  # type: ignore[misc]
         return len(self.made_for)
 
     def __repr__(self) -> str:
-        """Sizes, without the tensors."""
         return (
             f"VarlaCache({len(self)} layers, {max(self.batch_size, 0)} rows, {self.tokens} tokens, {self.nbytes} bytes)"
         )

@@ -27,7 +27,6 @@ class RunFolder:
     LEFTOVERS: ClassVar[tuple[str, ...]] = (".config.yaml.*", ".begun.json.*", ".record.json.*")
 
     def __init__(self, folder: Path):
-        """Nothing is read or written yet."""
         self.folder = folder
         self.config_file = folder / "config.yaml"  # the settings
         self.begun_file = folder / "begun.json"  # the settings at the start: shows whether config.yaml was edited since

@@ -263,7 +263,6 @@ class Session:
         return session
 
     def __repr__(self) -> str:
-        """Sizes, without the tensors."""
         return f"Session({self.position} tokens read, {self.nbytes} bytes)"
 
 

@@ -21,7 +21,6 @@ class Run(RunFolder):
     LEFTOVERS = (*RunFolder.LEFTOVERS, ".metrics.jsonl.*", "checkpoints/.step-*")
 
     def __init__(self, folder: Path):
-        """Nothing is read or written yet."""
         super().__init__(folder)
         self.metrics_file = folder / "metrics.jsonl"  # one JSON object a line: what was logged at a step
         self.checkpoints = folder / "checkpoints"
