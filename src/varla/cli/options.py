@@ -10,7 +10,7 @@ DEVICES = ("cpu", "cuda")
 
 
 def place(text: str) -> Path:
-    """The path that an option gives. An empty one, as of a variable that is not set, would be the working folder."""
+    """The path that an option gives. An empty one, from an unset shell variable, would mean the working folder."""
     if not text:
         raise typer.BadParameter("the name is empty")
     return Path(text)

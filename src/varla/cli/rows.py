@@ -18,7 +18,7 @@ UNFINISHED = "no record"
 # Columns of words. All others hold numbers.
 WORDS = ("run", "mechanism", "task", "model", "tokenizer", "status")
 WHOLE = ("seed", "seeds", "steps", "parameters", "state bytes", "train tokens", "tokens/s")
-SPREAD = " sd"  # what the column of a standard deviation is called after
+SPREAD = " sd"  # suffix of a standard deviation's column
 MetricsOf = list[dict[str, Any]]
 
 
@@ -46,7 +46,7 @@ class Row:
         return "" if value is None else str(value)
 
     def record(self) -> dict[str, Any]:
-        """All cells, for CSV and JSON. What is not finite is left empty."""
+        """All cells, for CSV and JSON. Non-finite numbers are left empty."""
         found: dict[str, Any] = {"run": self.name}
         for column, value in self.cells.items():
             found[column] = None if _is_not_finite(value) else value

@@ -43,7 +43,7 @@ def discard_output() -> None:
 
 @contextmanager
 def naming(file: str | os.PathLike[str]) -> Iterator[None]:
-    """Errors of the system that happen in here name the file. Of its own, a write to a full disk names none."""
+    """Name the file in an OSError that names none: a write to a full disk does not say which file it was."""
     try:
         yield
     except OSError as error:

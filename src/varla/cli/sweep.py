@@ -1,4 +1,4 @@
-"""`varla sweep`: every combination of a grid, in parallel, as `varla.training.sweep` works it off."""
+"""`varla sweep`: train every combination of a grid, in parallel (`varla.training.sweep`), and show the progress."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

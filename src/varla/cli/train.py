@@ -91,7 +91,7 @@ def read(config: Path | None, settings: Sequence[str]) -> "RunConfig":
 def default_folder(config: "RunConfig") -> Path:
     """runs/<mechanism>-<task>-n<pairs>-s<seed>, and what else differs from the defaults: another trial, another folder.
 
-    A task without pairs is told apart by its length. Long names end in a hash.
+    The name of a task without pairs has its length instead: t<tokens>. Long names end in a hash.
     """
     from varla.training import RunConfig, build_task
     from varla.training.run import name_part
@@ -118,7 +118,7 @@ def default_folder(config: "RunConfig") -> Path:
 
 
 def report(config: "RunConfig", found: dict[str, Any]) -> None:
-    """Print accuracies, each beside chance on the very task."""
+    """Print accuracies, each beside chance on the same task."""
     from varla.training import build_task
 
     evaluations = build_task(config).evaluations()

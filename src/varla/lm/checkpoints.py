@@ -1,6 +1,6 @@
 """The Trainer's checkpoints: sealed with checksums once they are complete, and checked before a run resumes from one.
 
-The Trainer writes into the folder itself, so a kill leaves half a checkpoint. It has no seal, and is passed over.
+The Trainer writes into the folder itself, so a kill leaves half a checkpoint. A checkpoint without a seal is skipped.
 """
 
 import hashlib

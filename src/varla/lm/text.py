@@ -1,6 +1,6 @@
 """Text as one long array of tokens on disk, with the start of each document. Written once, then memory-mapped.
 
-The files are written aside and renamed, with a checksum: tokens that are not those written are made again.
+The files are written aside and renamed, with a checksum. If it does not match, the text is tokenized again.
 """
 
 import glob

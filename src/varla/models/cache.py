@@ -116,7 +116,7 @@ class VarlaCache(Cache):  # type: ignore[misc]
         )
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens that each row went through, padding included, as `generate` counts them."""
+        """Tokens that each row has seen, padding included, as `generate` counts them."""
         return self.tokens
 
     def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
@@ -217,7 +217,7 @@ def signature(config: VarlaConfig) -> Signature:
 
 
 def tokens_seen(cache: VarlaCache | None) -> int:
-    """Tokens that each row of the cache went through, 0 without one; a TypeError if it is of another kind."""
+    """Tokens that each row of the cache has seen, padding included; 0 for None, a TypeError for other caches."""
     if cache is None:
         return 0
     if not isinstance(cache, VarlaCache):

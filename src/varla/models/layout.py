@@ -113,8 +113,8 @@ class Layout:
     def check_counted(self, labels: Tensor) -> None:
         """Raise if labels [B, T] hold first tokens of packed sequences: a count of labels takes them for predicted.
 
-        A loss divided by such a count would depend on how sequences are split into batches. Labels at padding are let
-        pass: generic code makes them.
+        A loss divided by such a count would depend on how sequences are split into batches. Labels at padding are
+        allowed: generic code makes them.
         """
         read = self.read(labels.device)
         wrong = ~self.predicts(labels.device)[:, :-1] & read[:, :-1] & read[:, 1:]

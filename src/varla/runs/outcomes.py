@@ -26,7 +26,7 @@ class Interrupted(RuntimeError):
 class Stop:
     """Turns Ctrl-C and SIGTERM into a flag that a loop reads between steps, so that no step is cut in half.
 
-    A context manager. The first signal of a kind sets `wanted`; the second one acts as if nobody caught it.
+    A context manager. The first signal of a kind sets `wanted`; the second one has its usual effect.
     """
 
     wanted: bool = False

@@ -97,5 +97,5 @@ def name_part(value: Any) -> str:
 
 
 def _is_number(value: object) -> bool:
-    """Whether a metric can be this. The loss of a run that diverged is no number, and no whole number is that large."""
+    """Whether a metric can have this value: any float (a diverged run logs NaN), or an integer that fits in 64 bits."""
     return isinstance(value, float) or (type(value) is int and abs(value) < 2**63)
