@@ -12,8 +12,9 @@ import typer
 from varla.cli.kinds import find_runs
 from varla.cli.output import console, draw, note, say, show, table
 from varla.cli.rows import WORDS, Row, averages, read_row
-from varla.cli.streams import naming, write
+from varla.cli.streams import write
 from varla.runs.metrics import current, is_eval
+from varla.runs.writing import naming
 
 FORMATS = ("table", "csv", "json")
 LAST = ("chance", "parameters", "state bytes", "train tokens", "tokens/s", "status")  # columns behind the measured ones

@@ -11,8 +11,9 @@ from typer.core import TyperGroup
 
 import varla
 from varla.cli.output import complain, note
-from varla.cli.streams import STANDARD_OUTPUT, discard_output, naming
+from varla.cli.streams import STANDARD_OUTPUT, discard_output
 from varla.runs.outcomes import EXIT_CODES, EXIT_USAGE, FAILED, INTERRUPTED, Diverged, Interrupted
+from varla.runs.writing import naming
 
 _PACKAGE = Path(varla.__file__).parent
 _DOUBT = " (not a check of varla's own: perhaps a bug; VARLA_DEBUG=1 shows where it comes from)"

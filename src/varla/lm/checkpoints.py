@@ -15,7 +15,8 @@ from typing import Any
 
 import safetensors
 
-from varla.runs.folder import RunError, remove, sync, write_aside
+from varla.runs.folder import RunError
+from varla.runs.writing import remove, sync, write_aside
 
 SEAL = "checksums.json"
 _PICKLED = (".pt", ".pth", ".bin")  # torch.save writes zip archives, whose directory is at the end

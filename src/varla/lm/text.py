@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from varla.lm.code import NEVER, code_in_dataset, code_in_model
-from varla.runs.folder import naming, written_aside
+from varla.runs.writing import naming, written_aside
 from varla.session.text import encode
 
 BYTES = "bytes"  # the tokenizer that needs no files

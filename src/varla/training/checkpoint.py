@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from varla.files import digest
 from varla.ops.state import write_safetensors
-from varla.runs.folder import naming, remove, written_aside
+from varla.runs.writing import naming, remove, written_aside
 
 _PREFIX = "step-"
 _MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.safetensors", "state.json"

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from varla.runs.folder import RunError, RunFolder, naming, write_aside
+from varla.runs.folder import RunError, RunFolder
 from varla.runs.metrics import with_current_names
+from varla.runs.writing import naming, write_aside
 from varla.training.config import RunConfig, from_dict
 
 _NUMBERS = {"steps", "chance", "parameters", "state bytes"}  # in a record
