@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from varla.cli.kinds import LAB, check_kind
-from varla.cli.options import Config, Device, Resume, Settings, ShowConfig, check_device, check_resume, place, speaks
+from varla.cli.options import Changes, Config, Device, Resume, ShowConfig, check_device, check_resume, place, speaks
 from varla.cli.output import accuracies, say, share
 from varla.cli.streams import discard_output, write
 
@@ -23,7 +23,7 @@ _LONGEST = 100  # characters of a default folder's name
 
 def train(
     config: Config = None,
-    settings: Settings = None,
+    settings: Changes = None,
     out: Annotated[
         Path | None,
         typer.Option(
