@@ -63,11 +63,9 @@ def read_row(name: str, folder: Path) -> Row:
     try:
         return _language_row(name, folder) if kind_of(config) == LM else _lab_row(name, folder)
     except (AttributeError, KeyError, TypeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{folder}: its record or what it logged is damaged ({_brief(error)})") from error
-
-
-def _brief(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"{folder}: its record or what it logged is damaged ({type(error).__name__}: {error})"
+        ) from error
 
 
 def _lab_row(name: str, folder: Path) -> Row:

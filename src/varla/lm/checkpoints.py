@@ -132,11 +132,8 @@ def _checksums(folder: Path) -> dict[str, str]:
 
 def _files(folder: Path) -> list[Path]:
     """All files of a checkpoint but its seal."""
-    return sorted(path for path in folder.rglob("*") if path.is_file() and not _is_seal(path.name))
-
-
-def _is_seal(name: str) -> bool:
-    return name == SEAL or name.startswith(f".{SEAL}.")
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    return [path for path in found if path.name != SEAL and not path.name.startswith(f".{SEAL}.")]
 
 
 def _damaged(checkpoint: str | Path, name: str) -> RunError:
