@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from reproduction.runs import Run, Train
-from varla.runs.folder import write_aside
 from varla.runs.metrics import EVAL, eval_metric, is_eval, with_current_names
 from varla.runs.outcomes import DIVERGED, FINISHED
+from varla.runs.writing import write_aside
 from varla.training import RunConfig
 
 Record = dict[str, Any]

@@ -9,8 +9,8 @@ from typing import Any
 from benchmarks.lm.contenders import CHOOSING, Scale
 from benchmarks.lm.run import Job
 from varla.runs import environment
-from varla.runs.folder import write_aside
 from varla.runs.outcomes import FINISHED
+from varla.runs.writing import write_aside
 
 Run = dict[str, Any]
 

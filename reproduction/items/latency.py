@@ -11,8 +11,8 @@ from reproduction.runs import Measure, Preset
 from reproduction.verdicts import CONDITIONAL, NOT_REPRODUCED, REPRODUCED
 
 MECHANISMS = timing.MECHANISMS
-SHORT = (128, 256, 512, 1024, 2048)  # the paper's
-LONG = (4096, 8192, 16_384, 32_768, 65_536)
+PAPER_LENGTHS = (128, 256, 512, 1024, 2048)
+LONGER = (4096, 8192, 16_384, 32_768, 65_536)
 HEADS = {"H": 4, "D": 32}  # the paper's model
 LARGE = {"H": 16, "D": 128}  # the heads that the crossover is measured with
 PAPER_SPEEDUP, PAPER_CROSSOVER = 14.0, 43_000
@@ -68,7 +68,7 @@ def time_run(preset: Preset, T: int, heads: Mapping[str, int], dtype: str = "flo
 
 def lengths(preset: Preset) -> tuple[int, ...]:
     """The paper's lengths; the full preset goes on to 65 536."""
-    return SHORT if preset.quick else SHORT + LONG
+    return PAPER_LENGTHS if preset.quick else PAPER_LENGTHS + LONGER
 
 
 def small(preset: Preset) -> dict[int, Measure]:
@@ -147,10 +147,10 @@ def judge_linear_time(results: Results, preset: Preset) -> Finding:
 
 def judge_short(results: Results, preset: Preset) -> Finding:
     """Whether softmax attention is the fastest at T = 128."""
-    asked = {T: run for T, run in recorded(results, preset).items() if SHORT[0] == T}
+    asked = {T: run for T, run in recorded(results, preset).items() if PAPER_LENGTHS[0] == T}
     if not asked:
         return MISSING
-    times = {name: seconds(results, asked, name)[SHORT[0]] for name in MECHANISMS}
+    times = {name: seconds(results, asked, name)[PAPER_LENGTHS[0]] for name in MECHANISMS}
     best = min(times, key=lambda name: times[name])
     shown = ", ".join(f"{name} {1e3 * x:.2f}" for name, x in times.items())
     return Finding(

@@ -10,7 +10,7 @@ from reproduction.report.gather import Drawing, Report, Row, Section, command, c
 from reproduction.report.numbers import duration, many, number, spread
 from reproduction.runs import FULL, QUICK
 from reproduction.verdicts import MEANINGS, NOT_RUN, SYMBOLS
-from varla.runs.folder import write_aside
+from varla.runs.writing import write_aside
 
 FOLDER = Path("docs/reproduction")
 OVERVIEW = FOLDER / "README.md"

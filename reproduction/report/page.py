@@ -16,7 +16,7 @@ from reproduction.report.gather import Drawing, Report, Row, command
 from reproduction.report.numbers import duration, many, number, spread
 from reproduction.runs import FULL, PRESETS, QUICK
 from reproduction.verdicts import MEANINGS, SYMBOLS, VERDICTS
-from varla.runs.folder import write_aside
+from varla.runs.writing import write_aside
 
 COLUMNS = (
     "claim", "where", "what the paper says", "paper", "ours", "verdict", "preset", "rule", "note", "made by",

@@ -14,9 +14,10 @@ import altair as alt
 import torch
 
 from varla.report.curves import learning_curves, lines, save
-from varla.runs.folder import RunError, write_aside
+from varla.runs.folder import RunError
 from varla.runs.metrics import EVAL
 from varla.runs.outcomes import FINISHED
+from varla.runs.writing import write_aside
 from varla.training import Run, build_model, build_task, checkpoint, sweep
 
 MECHANISMS = ("vla", "deltanet-paper", "linear", "softmax")  # slowest first, so that two workers end together

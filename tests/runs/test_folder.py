@@ -1,4 +1,4 @@
-"""A run's folder: what it holds, who may use it, and files that are never half-written."""
+"""A run's folder: what it holds and who may use it."""
 
 import errno
 import threading
@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from varla.runs.folder import RunError, RunFolder, move_into_place, write_aside
+from varla.runs.folder import RunError, RunFolder
 from varla.training import Run
 
 
@@ -120,25 +120,6 @@ def test_a_system_that_cannot_lock_is_not_another_process(tmp_path, monkeypatch)
     monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
     with pytest.raises(RunError, match="cannot be locked: No locks available"), RunFolder(tmp_path).lock():
         pytest.fail("it is not locked")
-
-
-def test_a_write_that_fails_leaves_the_old_file_and_is_named(tmp_path, monkeypatch):
-    file = tmp_path / "record.json"
-    write_aside(file, "old")
-    monkeypatch.setattr("os.fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
-    with pytest.raises(OSError, match=r"No space left on device: '.*/record.json'"):
-        write_aside(file, "new")
-    assert file.read_text() == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
-
-
-def test_a_folder_that_is_moved_into_place_replaces_the_one_before(tmp_path):
-    for name, content in (("aside", "new"), ("target", "old")):
-        (tmp_path / name / "inner").mkdir(parents=True)
-        (tmp_path / name / "inner" / "file").write_text(content)
-    move_into_place(tmp_path / "aside", tmp_path / "target")
-    assert (tmp_path / "target" / "inner" / "file").read_text() == "new"
-    assert [path.name for path in tmp_path.iterdir()] == ["target"]
 
 
 @pytest.mark.parametrize("text", ['{"status": "\\ud800"}', '{"final": {"eval": ' + "9" * 400 + "}}"])

@@ -3,17 +3,18 @@
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from varla.cli.kinds import find_runs
 from varla.cli.output import console, draw, note, say, show, table
 from varla.cli.rows import WORDS, Row, averages, read_row
-from varla.cli.streams import naming, write
+from varla.cli.streams import write
 from varla.runs.metrics import current, is_eval
+from varla.runs.writing import naming
 
 FORMATS = ("table", "csv", "json")
 LAST = ("chance", "parameters", "state bytes", "train tokens", "tokens/s", "status")  # columns behind the measured ones
@@ -68,7 +69,8 @@ def compare(
         cells = [[row.name, *(row.text(column) for column in columns[1:])] for row in rows]
         show(table(columns, cells, right=[column for column in columns if column not in WORDS]))
     else:
-        write(as_csv(rows) if form == "csv" else as_json(rows))
+        records = [row.record() for row in rows]
+        write(as_csv(records) if form == "csv" else json.dumps(records, indent=2) + "\n")
     chances = {row.cells.get("chance") for row in rows}
     chance = chances.pop() if len(chances) == 1 and is_eval(drawn) else None
     if plot is not None:
@@ -112,17 +114,11 @@ def headers(rows: Sequence[Row]) -> list[str]:
     return sorted(columns, key=lambda column: column in LAST)  # stable: otherwise in their own order
 
 
-def as_csv(rows: Sequence[Row]) -> str:
+def as_csv(records: Sequence[Mapping[str, Any]]) -> str:
     """A line per run below the names of the columns."""
-    records = [row.record() for row in rows]
     text = io.StringIO()
     columns = list(dict.fromkeys(column for record in records for column in record))
     lines = csv.DictWriter(text, columns, lineterminator="\n")
     lines.writeheader()
     lines.writerows(records)
     return text.getvalue()
-
-
-def as_json(rows: Sequence[Row]) -> str:
-    """A list with an object per run."""
-    return json.dumps([row.record() for row in rows], indent=2) + "\n"

@@ -2,15 +2,21 @@
 
 import errno
 import sys
+import traceback
+from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from varla.cli.doubt import doubt
+import varla
 from varla.cli.output import complain, note
-from varla.cli.streams import STANDARD_OUTPUT, discard_output, naming
+from varla.cli.streams import STANDARD_OUTPUT, discard_output
 from varla.runs.outcomes import EXIT_CODES, EXIT_USAGE, FAILED, INTERRUPTED, Diverged, Interrupted
+from varla.runs.writing import naming
+
+_PACKAGE = Path(varla.__file__).parent
+_DOUBT = " (not a check of varla's own: perhaps a bug; VARLA_DEBUG=1 shows where it comes from)"
 
 
 class Commands(TyperGroup):
@@ -66,6 +72,18 @@ def explain(error: Exception) -> tuple[str, int] | None:
     if isinstance(error, RuntimeError) and "PytorchStreamWriter" in str(error):  # torch.save on a full disk
         return f"a checkpoint cannot be written: is the disk full? ({_first_line(error)})", EXIT_USAGE
     return None
+
+
+def doubt(error: Exception) -> str:
+    """What to add to the message of a ValueError or TypeError that no `raise` of varla's made; else nothing.
+
+    Python and its libraries raise the same types for bugs of ours. But a wrong setting can cause them too, so not
+    everybody is shown a traceback.
+    """
+    steps = traceback.extract_tb(error.__traceback__)
+    if not steps or (_PACKAGE in Path(steps[-1].filename).parents and (steps[-1].line or "raise").startswith("raise")):
+        return ""
+    return _DOUBT
 
 
 def _system(error: OSError) -> str:

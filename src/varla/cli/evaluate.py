@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from varla.cli.kinds import LAB, check_kind
-from varla.cli.options import Device, TaskSettings, choose_device
+from varla.cli.options import Device, TaskChanges, choose_device
 from varla.cli.output import say
 from varla.cli.train import report
 
@@ -20,7 +20,7 @@ CHANGEABLE = ("train.eval_batches", "train.eval_batch_size", "seed")
 
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Folder of the run.", metavar="RUN")],
-    settings: TaskSettings = None,
+    settings: TaskChanges = None,
     device: Device = None,
 ) -> None:
     """Evaluate a run's newest checkpoint, on its own task or a changed one."""

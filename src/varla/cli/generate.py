@@ -12,8 +12,9 @@ from varla.cli.kinds import LM, check_kind
 from varla.cli.options import Device, Model, choose_device
 from varla.cli.output import note
 from varla.cli.reading import reading
-from varla.cli.streams import naming, write
+from varla.cli.streams import write
 from varla.runs.outcomes import Interrupted, Stop
+from varla.runs.writing import naming
 
 if TYPE_CHECKING:
     from varla.models import VarlaForCausalLM

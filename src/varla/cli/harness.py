@@ -32,7 +32,7 @@ def harness(
     if not (model / "config.json").is_file():
         from varla.lm.folder import load_model
 
-        load_model(model)  # raises: the harness's tasks, which take 20 seconds to list, need not be read for this
+        load_model(model)  # raises now: listing the harness's tasks takes 20 seconds
     from varla.lm.harness import evaluate
 
     _keep_git_quiet()

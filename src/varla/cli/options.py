@@ -10,19 +10,19 @@ DEVICES = ("cpu", "cuda")
 
 
 def place(text: str) -> Path:
-    """The path that an option gives. An empty one, as of a variable that is not set, would be the working folder."""
+    """The path that an option gives. An empty one, from an unset shell variable, would mean the working folder."""
     if not text:
         raise typer.BadParameter("the name is empty")
     return Path(text)
 
 
-def _settings(example: str) -> Any:
+def _changes(example: str) -> Any:
     return typer.Option("--set", metavar="KEY=VALUE", help=f"Change a setting by its path: {example}. May be repeated.")
 
 
-Settings = Annotated[list[str] | None, _settings("train.lr=1e-3")]
-LMSettings = Annotated[list[str] | None, _settings("train.learning_rate=1e-3")]
-TaskSettings = Annotated[list[str] | None, _settings("task.n=4")]  # of a trained model, only the task can change
+Changes = Annotated[list[str] | None, _changes("train.lr=1e-3")]
+LMChanges = Annotated[list[str] | None, _changes("train.learning_rate=1e-3")]
+TaskChanges = Annotated[list[str] | None, _changes("task.n=4")]  # of a trained model, only the task can change
 ShowConfig = Annotated[
     bool, typer.Option("--show-config", help="Print every setting with its value and meaning, as YAML, and exit.")
 ]

@@ -12,8 +12,9 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from varla.cli.streams import STANDARD_OUTPUT, naming, visible
+from varla.cli.streams import STANDARD_OUTPUT, visible
 from varla.runs.metrics import eval_name, is_eval
+from varla.runs.writing import naming
 
 # Wide enough for every table: what reads a pipe does not want its columns folded.
 _PIPE_WIDTH = 240

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
-from varla.cli.streams import naming
+from varla.runs.writing import naming
 
 
 @contextmanager

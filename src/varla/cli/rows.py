@@ -18,7 +18,7 @@ UNFINISHED = "no record"
 # Columns of words. All others hold numbers.
 WORDS = ("run", "mechanism", "task", "model", "tokenizer", "status")
 WHOLE = ("seed", "seeds", "steps", "parameters", "state bytes", "train tokens", "tokens/s")
-SPREAD = " sd"  # what the column of a standard deviation is called after
+SPREAD = " sd"  # suffix of a standard deviation's column
 MetricsOf = list[dict[str, Any]]
 
 
@@ -46,7 +46,7 @@ class Row:
         return "" if value is None else str(value)
 
     def record(self) -> dict[str, Any]:
-        """All cells, for CSV and JSON. What is not finite is left empty."""
+        """All cells, for CSV and JSON. Non-finite numbers are left empty."""
         found: dict[str, Any] = {"run": self.name}
         for column, value in self.cells.items():
             found[column] = None if _is_not_finite(value) else value
@@ -63,11 +63,9 @@ def read_row(name: str, folder: Path) -> Row:
     try:
         return _language_row(name, folder) if kind_of(config) == LM else _lab_row(name, folder)
     except (AttributeError, KeyError, TypeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{folder}: its record or what it logged is damaged ({_brief(error)})") from error
-
-
-def _brief(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"{folder}: its record or what it logged is damaged ({type(error).__name__}: {error})"
+        ) from error
 
 
 def _lab_row(name: str, folder: Path) -> Row:
@@ -98,19 +96,21 @@ def _lab_row(name: str, folder: Path) -> Row:
 
 def _language_row(name: str, folder: Path) -> Row:
     """A run of `varla train-lm`. Until it is finished, its newest checkpoint says how far it is."""
+    from varla.lm.checkpoints import all_in
     from varla.lm.settings import from_dict
     from varla.runs.folder import RunFolder
 
     run = RunFolder(folder)
     settings, record = from_dict(run.read_config()), run.record()
-    metrics = language_metrics(folder)
+    checkpoints = all_in(folder)[::-1]  # newest first
+    metrics = _language_metrics(checkpoints)
     latest = newest(metrics)
     losses = {
         "loss": record.get("loss", latest.get("loss")),
         **{f"bits/byte {context}": found["bits per byte"] for context, found in record.get("scores", {}).items()},
     }
     cells = {
-        "mechanism": _mechanisms(folder, settings.model),
+        "mechanism": _mechanisms(settings.model, [folder / "model", *checkpoints]),
         "model": settings.model.get("preset") or settings.model.get("folder"),
         "tokenizer": settings.tokenizer,
         "seed": settings.seed,
@@ -124,9 +124,9 @@ def _language_row(name: str, folder: Path) -> Row:
     return Row(name, LM, _without_seed(settings.to_dict()), cells, metrics, list(losses), "loss")
 
 
-def language_metrics(folder: Path) -> MetricsOf:
-    """What the Trainer logged, from the newest checkpoint that can be read; none before the first."""
-    for checkpoint in reversed(_checkpoints(folder)):
+def _language_metrics(checkpoints: Sequence[Path]) -> MetricsOf:
+    """What the Trainer logged, from the first checkpoint that can be read; empty if there is none."""
+    for checkpoint in checkpoints:
         try:
             history = json.loads((checkpoint / "trainer_state.json").read_text())["log_history"]
             return [dict(entry) for entry in history if isinstance(entry["step"], int)]
@@ -135,15 +135,10 @@ def language_metrics(folder: Path) -> MetricsOf:
     return []
 
 
-def _checkpoints(folder: Path) -> list[Path]:
-    found = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdigit()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("checkpoint-")))
-
-
-def _mechanisms(folder: Path, model: Mapping[str, Any]) -> str:
-    """The mechanism of the layers, or those of a hybrid, from the settings or what was saved."""
+def _mechanisms(model: Mapping[str, Any], saved: Sequence[Path]) -> str:
+    """The mechanism of the layers, or those of a hybrid, from the settings or the first saved model that names them."""
     found = model.get("mechanisms")
-    for place in (folder / "model", *reversed(_checkpoints(folder))):
+    for place in saved:
         if found is None:
             try:
                 found = json.loads((place / "config.json").read_text())["mechanisms"]

@@ -64,11 +64,9 @@ class Counted(Generic[T]):
     """Items as they come, and the sum of their sizes so far."""
 
     def __init__(self, items: Iterable[T], size: Callable[[T], int]):
-        """Nothing has come yet."""
         self.items, self.size, self.total = items, size, 0
 
     def __iter__(self) -> Iterator[T]:
-        """The same items."""
         for item in self.items:
             self.total += self.size(item)
             yield item

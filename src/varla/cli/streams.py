@@ -4,8 +4,8 @@ import io
 import os
 import sys
 import unicodedata
-from collections.abc import Iterator
-from contextlib import contextmanager
+
+from varla.runs.writing import naming
 
 STANDARD_OUTPUT = "standard output"
 
@@ -39,17 +39,6 @@ def discard_output() -> None:
         os.close(nowhere)
     except (OSError, ValueError):  # not a real stream: a test's, a notebook's
         pass
-
-
-@contextmanager
-def naming(file: str | os.PathLike[str]) -> Iterator[None]:
-    """Errors of the system that happen in here name the file. Of its own, a write to a full disk names none."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None:
-            error.filename = os.fspath(file)
-        raise
 
 
 def write(text: str) -> None:

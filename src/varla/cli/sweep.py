@@ -1,4 +1,4 @@
-"""`varla sweep`: every combination of a grid, in parallel, as `varla.training.sweep` works it off."""
+"""`varla sweep`: train every combination of a grid, in parallel (`varla.training.sweep`), and show the progress."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -60,17 +60,16 @@ def sweep(
 def progress(parts: int = 4) -> Iterator[Callable[[Sequence["Job"]], None]]:
     """A function that shows the jobs: a live table in a terminal; elsewhere lines, `parts` of them for each run."""
     if not console().is_terminal:
-        yield Lines(parts).show
+        yield JobLines(parts).show
         return
     with Live(console=console(), auto_refresh=False, transient=True) as live:
         yield lambda jobs: live.update(fitting_board(jobs, live.console.height), refresh=True)
 
 
-class Lines:
+class JobLines:
     """For logs and pipes: a line when a run's state changes, and after each of `parts` equal parts of its steps."""
 
     def __init__(self, parts: int) -> None:
-        """Nothing is shown yet."""
         self.parts = parts
         self.seen: dict[str, tuple[str, int]] = {}
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from varla.cli.kinds import LAB, check_kind
-from varla.cli.options import Config, Device, Resume, Settings, ShowConfig, check_device, check_resume, place, speaks
+from varla.cli.options import Changes, Config, Device, Resume, ShowConfig, check_device, check_resume, place, speaks
 from varla.cli.output import accuracies, say, share
 from varla.cli.streams import discard_output, write
 
@@ -24,7 +23,7 @@ _LONGEST = 100  # characters of a default folder's name
 
 def train(
     config: Config = None,
-    settings: Settings = None,
+    settings: Changes = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -92,9 +91,10 @@ def read(config: Path | None, settings: Sequence[str]) -> "RunConfig":
 def default_folder(config: "RunConfig") -> Path:
     """runs/<mechanism>-<task>-n<pairs>-s<seed>, and what else differs from the defaults: another trial, another folder.
 
-    A task without pairs is told apart by its length. Long names end in a hash.
+    The name of a task without pairs has its length instead: t<tokens>. Long names end in a hash.
     """
     from varla.training import RunConfig, build_task
+    from varla.training.run import name_part
 
     task: Any = build_task(config)
     size = f"n{task.n}" if hasattr(task, "n") else f"t{task.seq_len}"
@@ -103,10 +103,12 @@ def default_folder(config: "RunConfig") -> Path:
     given["task"] = {key: value for key, value in given["task"].items() if key not in ("name", "n")}
     if not hasattr(task, "n"):
         given["task"].pop("seq_len", None)
-    changes = [f"{config.preset}"] if config.preset != usual["preset"] else []
+    changes = [config.preset] if config.preset != usual["preset"] else []
     for group in ("task", "model", "layer", "train"):
         changes += [
-            f"{key}{_word(x)}" for key, x in given[group].items() if key not in usual[group] or x != usual[group][key]
+            f"{key}{name_part(x)}"
+            for key, x in given[group].items()
+            if key not in usual[group] or x != usual[group][key]
         ]
     whole = "-".join([name, *changes])
     if len(whole) > _LONGEST:
@@ -115,13 +117,8 @@ def default_folder(config: "RunConfig") -> Path:
     return Path("runs") / whole
 
 
-def _word(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return re.sub(r"[^A-Za-z0-9.+_-]+", "_", text)
-
-
 def report(config: "RunConfig", found: dict[str, Any]) -> None:
-    """Print accuracies, each beside chance on the very task."""
+    """Print accuracies, each beside chance on the same task."""
     from varla.training import build_task
 
     evaluations = build_task(config).evaluations()

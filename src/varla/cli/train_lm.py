@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from varla.cli.kinds import LM, check_kind
-from varla.cli.options import Config, LMSettings, Resume, ShowConfig, check_resume, place, speaks
+from varla.cli.options import Config, LMChanges, Resume, ShowConfig, check_resume, place, speaks
 from varla.cli.output import say, show, table
 from varla.cli.streams import discard_output, write
 from varla.runs.outcomes import Interrupted
@@ -17,7 +17,7 @@ EXAMPLE = ["book.txt"]  # text, where none is named yet
 
 def train_lm(
     config: Config = None,
-    settings: LMSettings = None,
+    settings: LMChanges = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run.", metavar="FOLDER", parser=place)] = None,
     resume: Resume = None,
     show_config: ShowConfig = False,

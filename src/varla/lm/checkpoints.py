@@ -1,6 +1,6 @@
 """The Trainer's checkpoints: sealed with checksums once they are complete, and checked before a run resumes from one.
 
-The Trainer writes into the folder itself, so a kill leaves half a checkpoint. It has no seal, and is passed over.
+The Trainer writes into the folder itself, so a kill leaves half a checkpoint. A checkpoint without a seal is skipped.
 """
 
 import hashlib
@@ -15,7 +15,8 @@ from typing import Any
 
 import safetensors
 
-from varla.runs.folder import RunError, remove, sync, write_aside
+from varla.runs.folder import RunError
+from varla.runs.writing import remove, sync, write_aside
 
 SEAL = "checksums.json"
 _PICKLED = (".pt", ".pth", ".bin")  # torch.save writes zip archives, whose directory is at the end
@@ -131,11 +132,8 @@ def _checksums(folder: Path) -> dict[str, str]:
 
 def _files(folder: Path) -> list[Path]:
     """All files of a checkpoint but its seal."""
-    return sorted(path for path in folder.rglob("*") if path.is_file() and not _is_seal(path.name))
-
-
-def _is_seal(name: str) -> bool:
-    return name == SEAL or name.startswith(f".{SEAL}.")
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    return [path for path in found if path.name != SEAL and not path.name.startswith(f".{SEAL}.")]
 
 
 def _damaged(checkpoint: str | Path, name: str) -> RunError:

@@ -24,7 +24,7 @@ _SHOWN = 120  # characters of a setting
 def code_in_model(folder: Path) -> str | None:
     """The code that the folder of a model or tokenizer brings along, in words; None if there is none.
 
-    Python files that no setting names are no reason to refuse a folder: nothing reads them.
+    Python files that no setting names are ignored: nothing reads them.
     """
     named = [words for file in _SETTINGS for words in _named(folder / file)]
     if (folder / _GENERATE).exists():

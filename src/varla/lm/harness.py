@@ -11,7 +11,7 @@ from varla.lm.folder import load_folder
 
 
 class _Refused(BaseException):
-    """No Exception: the harness catches those, and goes on without the metric."""
+    """A BaseException, because the harness catches every Exception and continues without the metric."""
 
 
 def evaluate(

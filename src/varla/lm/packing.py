@@ -23,7 +23,6 @@ class Rows:
     context: int
 
     def __post_init__(self) -> None:
-        """Refuse a corpus that is shorter than one row."""
         if len(self.corpus) < self.context:
             raise ValueError(f"there are {len(self.corpus)} tokens of text, not enough for one row of {self.context}")
 

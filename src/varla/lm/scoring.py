@@ -28,7 +28,6 @@ class Score:
     bytes: float
 
     def __post_init__(self) -> None:
-        """Refuse a loss that is not finite."""
         if not math.isfinite(self.nats):
             raise ValueError(f"the loss is {self.nats}: the model's weights hold NaN or infinity, or lead to them")
 

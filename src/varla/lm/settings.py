@@ -45,7 +45,6 @@ class DataSettings:
     context: int = 1024
 
     def __post_init__(self) -> None:
-        """Check ranges and sources."""
         check_count("data.context", self.context, least=2)
         if isinstance(self.validation, float):
             check_number("data.validation, as a share,", self.validation, least=0, below=1)
@@ -77,7 +76,6 @@ class EvaluateSettings:
     tokens: int = 1_000_000
 
     def __post_init__(self) -> None:
-        """Check ranges."""
         check_count("evaluate.tokens", self.tokens, least=2)
         for context in self.contexts:
             check_count("evaluate.contexts", context, least=2)

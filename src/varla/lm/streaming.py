@@ -42,7 +42,6 @@ class _Reader:
     """
 
     def __init__(self, model: Any, context: int | None):
-        """Nothing is read yet."""
         self.model, self.context = model, context
         self.nats, self.count = 0.0, 0
         self.short = context is not None and context <= PIECE

@@ -1,6 +1,6 @@
 """Text as one long array of tokens on disk, with the start of each document. Written once, then memory-mapped.
 
-The files are written aside and renamed, with a checksum: tokens that are not those written are made again.
+The files are written aside and renamed, with a checksum. If it does not match, the text is tokenized again.
 """
 
 import glob
@@ -8,8 +8,6 @@ import gzip
 import hashlib
 import json
 import lzma
-import os
-import shutil
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from varla.lm.code import NEVER, code_in_dataset, code_in_model
-from varla.runs.folder import move_into_place, naming
+from varla.runs.writing import naming, written_aside
 from varla.session.text import encode
 
 BYTES = "bytes"  # the tokenizer that needs no files
@@ -41,7 +39,6 @@ class Corpus:
     text_bytes: int
 
     def __len__(self) -> int:
-        """Tokens."""
         return len(self.tokens)
 
     @property
@@ -195,15 +192,8 @@ def corpus(source: str | list[str] | Mapping[str, Any], tokenizer: Any, folder: 
     target = folder / text_key(source, tokenizer)
     found = _read(target, tokenizer)
     if found is None:
-        aside = folder / f".{target.name}.{os.getpid()}"
-        try:
-            aside.mkdir(parents=True, exist_ok=True)
-            with naming(target):
-                _write(documents(source), tokenizer, aside)
-                move_into_place(aside, target)
-        except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
-            raise
+        with written_aside(target) as aside, naming(target):
+            _write(documents(source), tokenizer, aside)
         found = _read(target, tokenizer)
         if found is None:
             raise TextError(f"{target} cannot be read back: is the disk full?")

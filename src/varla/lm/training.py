@@ -23,8 +23,9 @@ from varla.lm.settings import LMSettings, check_train, from_dict
 from varla.lm.text import Corpus, corpus, load_tokenizer, text_key
 from varla.models import VarlaForCausalLM, preset
 from varla.runs import environment, processes
-from varla.runs.folder import RunError, RunFolder, move_into_place, naming
+from varla.runs.folder import RunError, RunFolder
 from varla.runs.outcomes import FINISHED, Diverged, Interrupted, Stop
+from varla.runs.writing import move_into_place, naming
 
 DEFAULTS: Mapping[str, Any] = {
     "max_steps": 1000,
@@ -260,7 +261,6 @@ class Watch(TrainerCallback):  # type: ignore[misc]
     """Stops the Trainer: after a step, saved, when a signal asks for it; at once if the loss is not finite."""
 
     def __init__(self, stop: Stop):
-        """`stop` catches the signals."""
         self.stop = stop
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:

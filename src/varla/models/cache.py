@@ -88,6 +88,9 @@ class VarlaCache(Cache):  # type: ignore[misc]
 
     # The interface of transformers' caches.
 
+    is_compileable = False  # softmax layers grow, and nothing is updated in place
+    is_croppable = False  # see `crop`
+
     @property
     def layers(self) -> list[Any]:
         """The layers as transformers' own kinds, for code that compares or iterates caches. Changing them does nothing.
@@ -108,13 +111,12 @@ class VarlaCache(Cache):  # type: ignore[misc]
         return len(self.made_for)
 
     def __repr__(self) -> str:
-        """Sizes, without the tensors."""
         return (
             f"VarlaCache({len(self)} layers, {max(self.batch_size, 0)} rows, {self.tokens} tokens, {self.nbytes} bytes)"
         )
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens that each row went through, padding included, as `generate` counts them."""
+        """Tokens that each row has seen, padding included, as `generate` counts them."""
         return self.tokens
 
     def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
@@ -132,19 +134,9 @@ class VarlaCache(Cache):  # type: ignore[misc]
         return -1 if self.state is None else self.state.t.shape[0]
 
     @property
-    def is_compileable(self) -> bool:
-        """No: softmax layers grow, and nothing is updated in place."""
-        return False
-
-    @property
     def is_initialized(self) -> bool:
         """Whether there are states yet."""
         return self.state is not None
-
-    @property
-    def is_croppable(self) -> bool:
-        """No."""
-        return False
 
     @property
     def is_sliding(self) -> list[bool]:
@@ -225,7 +217,7 @@ def signature(config: VarlaConfig) -> Signature:
 
 
 def tokens_seen(cache: VarlaCache | None) -> int:
-    """Tokens that each row of the cache went through, 0 without one; a TypeError if it is of another kind."""
+    """Tokens that each row of the cache has seen, padding included; 0 for None, a TypeError for other caches."""
     if cache is None:
         return 0
     if not isinstance(cache, VarlaCache):

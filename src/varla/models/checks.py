@@ -96,7 +96,7 @@ def check_kept(logits_to_keep: object, tokens: object) -> slice | Tensor:
 
 
 def read_mask(mask: Tensor) -> Tensor | None:
-    """Which tokens a mask lets be read, as booleans; None for all. Raise unless it holds 1 and 0 alone."""
+    """The mask as booleans, True for tokens to read; None if all are. Raise unless it holds only 1 and 0."""
     keep = mask == 1
     if bool(keep.all()):
         return None

@@ -29,7 +29,7 @@ _ELSEWHERE = {
 _NEAR = 0.7  # an unknown name this similar to one of ours is taken for a misspelling
 # Transformers' own settings that are no fields of its class, and what it lets a model's settings say about `generate`.
 _GENERAL = {"attn_implementation", "experts_implementation", "output_attentions", *GenerationConfig().to_dict()}
-# Written into config.json, for who opens it: without this import, transformers' Auto classes do not know the family.
+# Written into config.json for its readers: without this import, transformers' Auto classes do not know the family.
 _NEEDS = 'import varla.models (pip install "varla[hf]")'
 
 
@@ -216,7 +216,7 @@ class VarlaConfig(PreTrainedConfig):  # type: ignore[misc]
 
 
 def _slip(name: str, value: Any, config: VarlaConfig) -> str | None:
-    """What is wrong with a name that neither this family nor transformers knows; None if it looks like none of ours."""
+    """The error message for an unknown name that is another family's or looks like one of ours; None for all others."""
     if name in _ELSEWHERE:
         harmless = not value or (name == "num_key_value_heads" and value == config.num_attention_heads)
         return None if harmless else f"unknown setting {name!r}: {_ELSEWHERE[name]}"

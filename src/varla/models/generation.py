@@ -45,7 +45,7 @@ class VarlaGenerationMixin(GenerationMixin):  # type: ignore[misc]
         inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """As in transformers, but without what `generate` hands on to every model and `forward` does not take.
+        """As in transformers, but drops arguments that `generate` passes to every model and `forward` does not take.
 
         After the prompt there is no mask: nothing is padded then, and a mask costs time.
         """

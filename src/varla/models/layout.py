@@ -78,22 +78,14 @@ class Layout:
         place = torch.zeros(B * T, dtype=torch.int64, device=device)
         place[token[real]] = torch.arange(real.shape[1], device=device).expand_as(real)[real]
         row, place = row.view(B, T), place.view(B, T)
-        old, new = cut(weights)
-        # Indices on both sides of a slice: their dimensions come first, then H.
-        old = old[row, :, place].masked_fill((row < 0)[..., None, None], 0.0).transpose(1, 2)
-        new = new[row[:, :, None], :, place[:, :, None], place[:, None]]
-        other = (row[:, :, None] != row[:, None]) | (row < 0)[:, None]
-        return torch.cat((old, new.masked_fill(other[..., None], 0.0).permute(0, 3, 1, 2)), 3)
+        read = row >= 0
+        return _rearranged(weights, row, place, read, (row[:, :, None] == row[:, None]) & read[:, None])
 
     def pack_weights(self, weights: Tensor, longest: int) -> Tensor:
         """The reverse of `unpack_weights`, for N sequences padded to the longest; 0 where a sequence has ended."""
         token, real = self._tokens(longest, weights.device)
         row, place = token // self.batch[1], token % self.batch[1]
-        old, new = cut(weights)
-        old = old[row, :, place].masked_fill(~real[..., None, None], 0.0).transpose(1, 2)
-        new = new[row[:, :, None], :, place[:, :, None], place[:, None]]
-        both = real[:, :, None] & real[:, None]
-        return torch.cat((old, new.masked_fill(~both[..., None], 0.0).permute(0, 3, 1, 2)), 3)
+        return _rearranged(weights, row, place, real, real[:, :, None] & real[:, None])
 
     def _tokens(self, longest: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """(which of the B * T tokens is at each place of each sequence, whether there is one), both [N, longest]."""
@@ -121,8 +113,8 @@ class Layout:
     def check_counted(self, labels: Tensor) -> None:
         """Raise if labels [B, T] hold first tokens of packed sequences: a count of labels takes them for predicted.
 
-        A loss divided by such a count would depend on how sequences are split into batches. Labels at padding are let
-        pass: generic code makes them.
+        A loss divided by such a count would depend on how sequences are split into batches. Labels at padding are
+        allowed: generic code makes them.
         """
         read = self.read(labels.device)
         wrong = ~self.predicts(labels.device)[:, :-1] & read[:, :-1] & read[:, 1:]
@@ -132,6 +124,18 @@ class Layout:
                 "num_items_in_batch (of Trainer) counts all other labels. DataCollatorWithFlattening "
                 f"makes such labels, or labels.masked_fill(position_ids == 0, {IGNORED})"
             )
+
+
+def _rearranged(weights: Tensor, row: Tensor, place: Tensor, real: Tensor, pair: Tensor) -> Tensor:
+    """Weights [*, H, *, cached + *] of the tokens at (row, place), both [R, Q], as [R, H, Q, cached + Q].
+
+    They are 0 for tokens that are not `real` [R, Q], and between new tokens that are no `pair` [R, Q, Q].
+    """
+    old, new = cut(weights)
+    # Indices on both sides of a slice: their dimensions come first, then H.
+    old = old[row, :, place].masked_fill(~real[..., None, None], 0.0).transpose(1, 2)
+    new = new[row[:, :, None], :, place[:, :, None], place[:, None]]
+    return torch.cat((old, new.masked_fill(~pair[..., None], 0.0).permute(0, 3, 1, 2)), 3)
 
 
 def cut(weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -29,7 +29,6 @@ class VarlaBlock(GradientCheckpointingLayer, Block):  # type: ignore[misc]
     FEED_FORWARD = ("mlp", "mlp_norm")
 
     def __init__(self, config: VarlaConfig, mechanism: str):
-        """One mixer and one feed-forward network."""
         super().__init__(
             build(mechanism, **config.layer_options(mechanism)),
             SwiGLU(config.hidden_size, config.intermediate_size),
@@ -46,7 +45,6 @@ class VarlaModel(VarlaPreTrainedModel):
     _keys_to_ignore_on_load_unexpected = [r"^lm_head\."]  # noqa: RUF012 - of a VarlaForCausalLM
 
     def __init__(self, config: VarlaConfig):
-        """A model with fresh weights."""
         super().__init__(config)
         multiplier = config.embedding_multiplier
         multiplier = math.sqrt(config.hidden_size) if multiplier is None else multiplier
@@ -183,7 +181,6 @@ class VarlaForCausalLM(VarlaPreTrainedModel, VarlaGenerationMixin):
     accepts_loss_kwargs = True  # Trainer: forward takes num_items_in_batch
 
     def __init__(self, config: VarlaConfig):
-        """A model with fresh weights."""
         super().__init__(config)
         self.model = VarlaModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)

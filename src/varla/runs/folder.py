@@ -10,40 +10,29 @@ import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
 from varla.runs import settings
+from varla.runs.writing import write_aside
 
 
 class RunError(ValueError):
     """The folder cannot be used as asked. The message says why and what to do."""
 
 
-@dataclass(frozen=True)
 class RunFolder:
     """The files that every run has."""
-
-    folder: Path
 
     # What a killed process may leave: temporary files and folders, by pattern.
     LEFTOVERS: ClassVar[tuple[str, ...]] = (".config.yaml.*", ".begun.json.*", ".record.json.*")
 
-    @property
-    def config_file(self) -> Path:
-        """The settings, as YAML."""
-        return self.folder / "config.yaml"
-
-    @property
-    def begun_file(self) -> Path:
-        """What the run began with: a change of config.yaml is found by comparing the two."""
-        return self.folder / "begun.json"
-
-    @property
-    def record_file(self) -> Path:
-        """Settings, versions, commit, device, wall time, final metrics, status."""
-        return self.folder / "record.json"
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.config_file = folder / "config.yaml"  # the settings
+        self.begun_file = folder / "begun.json"  # the settings at the start: shows whether config.yaml was edited since
+        self.record_file = folder / "record.json"  # settings, versions, commit, device, time, final metrics, status
+        self._lock_file = folder / ".lock"
 
     def read_config(self) -> dict[str, Any]:
         """The settings in config.yaml, as nested dictionaries."""
@@ -121,10 +110,6 @@ class RunFolder:
                         with suppress(OSError):  # it holds something, such as the tokens of a text
                             self.folder.rmdir()
 
-    @property
-    def _lock_file(self) -> Path:
-        return self.folder / ".lock"
-
     def _take(self) -> TextIO:
         """The locked file. Its holder may remove it: then the lock is on nothing, and the next file is tried."""
         while True:
@@ -179,68 +164,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise RunError(f"{path} is damaged: it must hold keys and values, got {type(found).__name__}")
     return found
-
-
-def write_aside(path: Path, text: str) -> None:
-    """Write a temporary file, then rename it: readers see the old file or the new one, never half of it."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with naming(path):
-            with aside.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(aside, path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
-
-
-def move_into_place(aside: Path, target: Path) -> None:
-    """Rename a folder that was written aside, once all its files are on the disk. A folder there before is removed.
-
-    A kill leaves `target` whole or absent.
-    """
-    for path in sorted(aside.rglob("*")):
-        if path.is_file():
-            sync(path)
-    sync(aside)
-    remove(target)
-    os.replace(aside, target)
-    sync(target.parent)
-
-
-def remove(folder: Path) -> None:
-    """Remove a folder under another, hidden name: a kill leaves no half of it under its own."""
-    if folder.exists():
-        gone = folder.with_name(f".{folder.name}.gone.{os.getpid()}")
-        shutil.rmtree(gone, ignore_errors=True)
-        os.replace(folder, gone)
-        shutil.rmtree(gone, ignore_errors=True)
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Name the file in an OSError that names none, or that names it where it is written aside.
-
-    A write to a full disk does not say which file it was.
-    """
-    try:
-        yield
-    except OSError as error:
-        named = error.filename is not None and Path(os.fsdecode(error.filename)).name != path.name
-        if named or error.errno is None:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
-
-
-def sync(path: Path) -> None:
-    """Have a file or a folder on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

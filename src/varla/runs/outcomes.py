@@ -26,13 +26,12 @@ class Interrupted(RuntimeError):
 class Stop:
     """Turns Ctrl-C and SIGTERM into a flag that a loop reads between steps, so that no step is cut in half.
 
-    A context manager. The first signal of a kind sets `wanted`; the second one acts as if nobody caught it.
+    A context manager. The first signal of a kind sets `wanted`; the second one has its usual effect.
     """
 
     wanted: bool = False
 
     def __enter__(self) -> "Stop":
-        """Install the handlers."""
         try:
             self._before = {number: signal.signal(number, self._set) for number in (signal.SIGINT, signal.SIGTERM)}
         except ValueError:  # not the main thread: nobody can press Ctrl-C here
@@ -40,7 +39,6 @@ class Stop:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Restore the previous handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

@@ -1,4 +1,4 @@
-"""YAML from anybody: no tags that build objects, and limits on size, depth and aliases.
+"""YAML from untrusted sources: no tags that build objects, and limits on size, depth and aliases.
 
 PyYAML has no limits of its own. A kilobyte of aliases of aliases expands to gigabytes, and its parser recurses once
 for every bracket.

@@ -125,7 +125,7 @@ def settings(model: "VarlaForCausalLM") -> dict[str, Any]:
 def weights(model: "VarlaForCausalLM") -> str:
     """The digest of all weights, computed once and again after they have changed."""
     held = model.state_dict()
-    now = _look(held)
+    now = _fingerprint(held)
     known = _digests.get(model)
     if known is None or now is None or known[0] != now:
         known = _digests[model] = now, digest(held)
@@ -136,8 +136,8 @@ _digests: "weakref.WeakKeyDictionary[VarlaForCausalLM, tuple[str | None, str]]" 
 
 
 @torch.no_grad()
-def _look(held: Mapping[str, Tensor]) -> str | None:
-    """A quick look at the weights: another result means that they may have changed. None: it cannot be told.
+def _fingerprint(held: Mapping[str, Tensor]) -> str | None:
+    """A fast fingerprint of the weights: if it differs, they may have changed. None: changes cannot be detected.
 
     PyTorch counts the changes of a tensor, but not those through `.data` or NumPy. The sample finds these, unless they
     are of a few numbers only. Changes of inference tensors are not counted at all.

@@ -21,7 +21,6 @@ class Sampling:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        """Check ranges."""
         check_number("temperature", self.temperature, least=0)
         check_count("top_k", self.top_k, none_means="all tokens")
         check_number("top_p", self.top_p, above=0, or_none=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PIECE = 2048  # most tokens in one call of the model
 Tokens = Tensor | Iterable[int]
-Stop = int | str | Iterable[int | str] | None
+StopAt = int | str | Iterable[int | str] | None
 
 
 class Session:
@@ -132,7 +132,7 @@ class Session:
         top_k: int | None = None,
         top_p: float | None = None,
         seed: int | None = None,
-        stop: Stop = None,
+        stop: StopAt = None,
     ) -> Iterator[int]:
         """An iterator of new tokens. The session has read exactly the tokens that came out: leave the loop at any time.
 
@@ -158,7 +158,7 @@ class Session:
         top_k: int | None = None,
         top_p: float | None = None,
         seed: int | None = None,
-        stop: Stop = None,
+        stop: StopAt = None,
     ) -> Iterator[str]:
         """The same as text, in pieces of whole characters. `stop` may hold text as well as tokens.
 
@@ -207,7 +207,7 @@ class Session:
                 return
             tail = tail[len(tail) - longest + 1 :] if longest > 1 else ""
 
-    def _stops(self, stop: Stop) -> tuple[set[int], list[str]]:
+    def _stops(self, stop: StopAt) -> tuple[set[int], list[str]]:
         """(tokens, texts) that end a generation."""
         whose = "" if stop is not None else ", its end-of-text token"
         if stop is None:
@@ -263,7 +263,6 @@ class Session:
         return session
 
     def __repr__(self) -> str:
-        """Sizes, without the tensors."""
         return f"Session({self.position} tokens read, {self.nbytes} bytes)"
 
 

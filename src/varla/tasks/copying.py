@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from varla.tasks.draws import uniform
-from varla.tasks.task import IGNORE, Task
+from varla.tasks.task import Task, labels_at_end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +48,7 @@ class Copy(Task):
 
     def _draw(self, batch_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         content, inputs = self._content(batch_size, generator)
-        labels = torch.full_like(inputs, IGNORE)
-        labels[:, self.seq_len // 2 :] = content
-        return inputs, labels
+        return inputs, labels_at_end(inputs, content)
 
     def _describe(self) -> str:
         half = self.seq_len // 2
@@ -85,10 +83,7 @@ class CopyIdentity(Copy):
 
     def _draw(self, batch_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         _, inputs = self._content(batch_size, generator)
-        labels = torch.full_like(inputs, IGNORE)
-        start = self.seq_len // 2 + 1
-        labels[:, start:] = inputs[:, start:]
-        return inputs, labels
+        return inputs, labels_at_end(inputs, inputs[:, self.seq_len // 2 + 1 :])
 
     def _describe(self) -> str:
         half = self.seq_len // 2

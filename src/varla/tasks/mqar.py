@@ -9,7 +9,7 @@ from torch import Tensor
 from varla.arguments import refuse_unknown
 from varla.tasks.draws import distinct, uniform
 from varla.tasks.recall import Recall, interleave
-from varla.tasks.task import IGNORE, Task
+from varla.tasks.task import Task, labels_at_end
 
 
 def _span(tokens: range) -> str:
@@ -46,15 +46,12 @@ class MQAR(Recall):
         return 3 * self.n + 1
 
     def _draw(self, batch_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        start = 2 * self.n + 1
         keys = distinct(batch_size, self.n, self.key_tokens, generator)
         values = uniform(batch_size, self.n, self.value_tokens, generator)
-        asked = uniform(batch_size, self.seq_len - start, range(self.n), generator)
+        asked = uniform(batch_size, self.seq_len - 2 * self.n - 1, range(self.n), generator)
         sep = keys.new_full((batch_size, 1), self.sep)
         inputs = torch.cat([interleave(keys, values), sep, keys.gather(1, asked)], dim=1)
-        labels = torch.full_like(inputs, IGNORE)
-        labels[:, start:] = values.gather(1, asked)
-        return inputs, labels
+        return inputs, labels_at_end(inputs, values.gather(1, asked))
 
     def _describe(self) -> str:
         return (

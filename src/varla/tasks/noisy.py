@@ -9,7 +9,7 @@ from torch import Tensor
 from varla.arguments import check_count
 from varla.tasks.draws import distinct, uniform
 from varla.tasks.recall import Recall, interleave
-from varla.tasks.task import IGNORE
+from varla.tasks.task import labels_at_end
 
 DEFAULT_NOISE = 128
 
@@ -73,9 +73,7 @@ class NoisyRecall(Recall):
         asked = distinct(batch_size, self.n, range(self.n), generator)
         sep = keys.new_full((batch_size, 1), self.sep)
         inputs = torch.cat([interleave(keys, values), noise, sep, keys.gather(1, asked)], dim=1)
-        labels = torch.full_like(inputs, IGNORE)
-        labels[:, -self.n :] = values.gather(1, asked)
-        return inputs, labels
+        return inputs, labels_at_end(inputs, values.gather(1, asked))
 
     def _describe(self) -> str:
         return (

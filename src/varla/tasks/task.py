@@ -19,6 +19,11 @@ IGNORE = -100
 DEFAULT: Any = None
 
 
+def labels_at_end(inputs: Tensor, answers: Tensor) -> Tensor:
+    """Labels [B, T] for inputs [B, T]: the answers [B, scored] at the last positions, `IGNORE` before them."""
+    return torch.cat([torch.full_like(inputs[:, answers.shape[1] :], IGNORE), answers], dim=1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
     """A synthetic task. Its fields are its settings; equal settings and equal generators give equal batches.

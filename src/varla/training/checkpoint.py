@@ -9,8 +9,6 @@ itself: what is read is what was saved, or an error that names the file.
 import hashlib
 import json
 import math
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from torch.optim import Optimizer
 
 from varla.files import digest
 from varla.ops.state import write_safetensors
-from varla.runs.folder import move_into_place, naming, remove
+from varla.runs.writing import naming, remove, written_aside
 
 _PREFIX = "step-"
 _MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.safetensors", "state.json"
@@ -42,27 +40,19 @@ def save(
 ) -> Path:
     """Write the checkpoint after `step` steps and `seconds` of training. Keeps the newest two."""
     target = folder / f"{_PREFIX}{step:08d}"
-    aside = folder / f".{target.name}.{os.getpid()}"
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
     state: dict[str, Any] = {
         "step": step,
         "seconds": float(seconds),
         "device": generator.device.type,
         "generator": generator.get_state().numpy().tobytes().hex(),
     }
-    try:
+    with written_aside(target) as aside:
         for name, tensors in ((_MODEL, model.state_dict()), (_OPTIMIZER, _optimizer_tensors(model, optimizer))):
             with naming(target / name):
                 write_safetensors(aside / name, tensors, {})
             state[name] = digest(tensors)
         with naming(target / _STATE):
             (aside / _STATE).write_text(json.dumps({**state, "checksum": _checksum(state)}))
-        with naming(target):
-            move_into_place(aside, target)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
     for old in all_in(folder)[:-2]:
         remove(old)
     return target
@@ -134,17 +124,11 @@ def _moments(
 ) -> dict[nn.Parameter, dict[str, Tensor]]:
     """What AdamW keeps, by parameter. A parameter that never had a gradient has nothing."""
     found = _read(path / _OPTIMIZER, state[_OPTIMIZER])
+    updated = {name: p for name, p in model.named_parameters() if f"{name}/{_COUNT}" in found}
+    wanted = {f"{name}/{key}": (list(p.shape), p.dtype) for name, p in updated.items() for key in _MOMENTS}
+    _check_like(path / _OPTIMIZER, found, {**wanted, **{f"{name}/{_COUNT}": ([], torch.float32) for name in updated}})
     moments: dict[nn.Parameter, dict[str, Tensor]] = {}
-    wanted: dict[str, tuple[list[int], torch.dtype]] = {}
-    for name, parameter in model.named_parameters():
-        if f"{name}/{_COUNT}" not in found:
-            continue
-        wanted[f"{name}/{_COUNT}"] = ([], torch.float32)
-        wanted |= {f"{name}/{key}": (list(parameter.shape), parameter.dtype) for key in _MOMENTS}
-    _check_like(path / _OPTIMIZER, found, wanted)
-    for name, parameter in model.named_parameters():
-        if f"{name}/{_COUNT}" not in wanted:
-            continue
+    for name, parameter in updated.items():
         count = found[f"{name}/{_COUNT}"]
         if not 1 <= float(count) <= state["step"]:
             raise ValueError(f"{path / _OPTIMIZER} counts {float(count)} steps of {name}, {path.name} {state['step']}")

@@ -17,7 +17,6 @@ class Graphed:
     """
 
     def __init__(self, body: Callable[[], tuple[Tensor, ...]], generator: torch.Generator):
-        """Nothing runs yet."""
         self.body, self.generator = body, generator
         self.calls = 0
         self.graph: torch.cuda.CUDAGraph | None = None

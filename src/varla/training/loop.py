@@ -14,9 +14,9 @@ from varla import tasks
 from varla.backbone import Backbone, backbone_config
 from varla.layers.options import SHORT_NAMES, renamed
 from varla.runs import environment, processes
-from varla.runs.folder import naming
 from varla.runs.metrics import eval_metric, is_eval
 from varla.runs.outcomes import DIVERGED, FAILED, FINISHED, INTERRUPTED, RUNNING, Diverged, Interrupted, Stop
+from varla.runs.writing import naming
 from varla.tasks import IGNORE
 from varla.training import checkpoint
 from varla.training.config import RunConfig

@@ -2,13 +2,15 @@
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from varla.runs.folder import RunError, RunFolder, naming, write_aside
+from varla.runs.folder import RunError, RunFolder
 from varla.runs.metrics import with_current_names
+from varla.runs.writing import naming, write_aside
 from varla.training.config import RunConfig, from_dict
 
 _NUMBERS = {"steps", "chance", "parameters", "state bytes"}  # in a record
@@ -19,15 +21,10 @@ class Run(RunFolder):
 
     LEFTOVERS = (*RunFolder.LEFTOVERS, ".metrics.jsonl.*", "checkpoints/.step-*")
 
-    @property
-    def metrics_file(self) -> Path:
-        """One JSON object a line: what was logged at a step."""
-        return self.folder / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of checkpoints."""
-        return self.folder / "checkpoints"
+    def __init__(self, folder: Path):
+        super().__init__(folder)
+        self.metrics_file = folder / "metrics.jsonl"  # one JSON object a line: what was logged at a step
+        self.checkpoints = folder / "checkpoints"
 
     def config(self) -> RunConfig:
         """The settings that the run was made with."""
@@ -94,6 +91,12 @@ class Run(RunFolder):
                 raise RunError(f"{self.metrics_file} is damaged: line {number} is not what a step logs") from error
 
 
+def name_part(value: Any) -> str:
+    """A setting's value as a part of a folder's name."""
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return re.sub(r"[^A-Za-z0-9.+_-]+", "_", text)
+
+
 def _is_number(value: object) -> bool:
-    """Whether a metric can be this. The loss of a run that diverged is no number, and no whole number is that large."""
+    """Whether a metric can have this value: any float (a diverged run logs NaN), or an integer that fits in 64 bits."""
     return isinstance(value, float) or (type(value) is int and abs(value) < 2**63)

@@ -11,7 +11,6 @@ grid:                      # every combination of these is one run
 import itertools
 import json
 import os
-import re
 import signal
 import time
 from collections import deque
@@ -26,21 +25,11 @@ from varla.arguments import refuse_unknown
 from varla.backbone import backbone_config
 from varla.layers import MECHANISMS, build
 from varla.runs.metrics import newest
-from varla.runs.outcomes import (
-    DIVERGED,
-    EXIT_CODES,
-    FAILED,
-    FINISHED,
-    INTERRUPTED,
-    RUNNING,
-    WAITING,
-    Interrupted,
-    Stop,
-)
+from varla.runs.outcomes import DIVERGED, EXIT_CODES, FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING, Interrupted, Stop
 from varla.runs.settings import load, override
 from varla.training.config import RunConfig, complete, from_dict
 from varla.training.loop import build_task
-from varla.training.run import Run
+from varla.training.run import Run, name_part
 from varla.training.workers import Worker
 
 # Keys whose value needs no name beside it: vla-n8, not mechanismvla-n8.
@@ -203,8 +192,7 @@ def _name(values: Mapping[str, Any]) -> str:
     for key, value in values.items():
         last = key.rsplit(".", 1)[-1]
         prefix = "" if key in _TELLING else last if lasts.count(last) == 1 else key
-        text = value if isinstance(value, str) else json.dumps(value, default=str)
-        parts.append(prefix + re.sub(r"[^A-Za-z0-9.+_-]+", "_", text))
+        parts.append(prefix + name_part(value))
     return "-".join(parts)
 
 

@@ -85,7 +85,6 @@ class AsyncUpdate:
     generator: torch.Generator | None = None
 
     def __post_init__(self) -> None:
-        """Nothing runs yet."""
         device = next(self.model.parameters()).device
         self.step = torch.zeros((), dtype=torch.int64, device=device)
         self.first_bad = torch.zeros_like(self.step)  # the first step that was not finite, counted from 1; 0: none

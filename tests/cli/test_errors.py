@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from varla.arguments import check_count
-from varla.cli.doubt import doubt
+from varla.cli.errors import doubt
 from varla.cli.main import app
 
 
