@@ -12,6 +12,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -168,7 +169,9 @@ def _dataset(source: Mapping[str, Any]) -> Iterator[str]:
     try:
         import datasets
     except ModuleNotFoundError as error:
-        raise TextError("a dataset by name needs the package datasets: pip install 'varla[lm]'") from error
+        raise TextError(
+            "a dataset by name needs the package datasets: pip install 'varla[lm]', or '.[lm]' in a clone"
+        ) from error
     column = source.get("column", "text")
     if code := code_in_dataset(source["dataset"]):
         raise TextError(f"dataset {source['dataset']!r} {code}")
@@ -203,6 +206,8 @@ def corpus(source: str | list[str] | Mapping[str, Any], tokenizer: Any, folder: 
                 move_into_place(aside, target)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
+            with suppress(OSError):  # it holds the tokens of another text
+                folder.rmdir()
             raise
         found = _read(target, tokenizer)
         if found is None:
