@@ -228,7 +228,8 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        named = error.filename is not None and Path(os.fsdecode(error.filename)).name != path.name
+        # Files are written aside under a name that holds their own.
+        named = error.filename is not None and path.name not in Path(os.fsdecode(error.filename)).name
         if named or error.errno is None:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
