@@ -6,7 +6,7 @@ from dataclasses import fields
 import pytest
 from transformers import TrainingArguments
 
-from tests.cli.cases import varla
+from tests.cli.cases import refused, varla
 from varla.cli.meanings import TRAIN, TRAIN_LM
 from varla.cli.show_config import lab_settings, language_settings
 from varla.layers import MECHANISMS
@@ -85,6 +85,7 @@ def test_commands_print_it_and_train_nothing(tmp_path, monkeypatch):
     result = varla("train-lm", "--show-config", "--set", "train.learning_rate=1e-4")
     assert result.exit_code == 0, result.output
     assert parse(result.stdout)["train"]["learning_rate"] == 1e-4
+    assert refused(varla("train-lm", "--show-config", "--set", "train.lr=1e-4"), "train.learning_rate")
     assert list(tmp_path.iterdir()) == []
 
 

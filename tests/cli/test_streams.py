@@ -1,9 +1,12 @@
 """Standard streams that are closed or full. Each needs a process of its own: they belong to the process."""
 
+import os
 import subprocess
 import sys
 
 import pytest
+
+from varla.cli.streams import results_only
 
 COMMAND = f"{sys.executable} -m varla"
 
@@ -30,3 +33,11 @@ def test_characters_that_the_locale_lacks_are_escaped():
     script = "from varla.cli.streams import prepare, write; prepare(); write('∑')"
     done = shell(f'PYTHONIOENCODING=ascii {sys.executable} -c "{script}"')
     assert (done.returncode, done.stdout) == (0, "\\u2211")
+
+
+def test_what_compiled_libraries_print_is_no_result(capfd):
+    with results_only():
+        os.write(1, b"a complaint\n")
+        print("a remark")
+    print("the result")
+    assert capfd.readouterr() == ("the result\n", "a complaint\na remark\n")

@@ -21,6 +21,8 @@ def operators(T):
         "memory": (varla.memory, (q, k, v, k), {}),
         "linear_attention": (varla.linear_attention, (q, k, v), {"eps": 1e-5}),
         "delta_rule": (varla.delta_rule, (q, k, v, gate), {"scale": 0.5}),
+        "gated_delta_rule": (varla.delta_rule, (q, k, v, gate), {"decay": -gate}),
+        "gated_vla": (varla.vla, (q, k, v, u), {"beta": gate, "decay": -gate, "strength": gate}),
         "decayed_delta_rule": (varla.decayed_delta_rule, (q, k, v, -gate), {}),
         "decayed_by_channel": (varla.decayed_delta_rule, (q, k, v, -v.exp()), {}),
     }
@@ -55,15 +57,16 @@ def test_layers_compile_in_one_graph_for_any_length(name):
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("name", MECHANISMS)
-def test_exported_layers_take_any_length(name):
+def test_exported_layers_take_any_length(name, rows):
     """Traced at 20 tokens, below one chunk: nothing may bind the graph to that."""
     layer = build(name, d_model=16, n_heads=2, conv=4, **OPTIONS.get(name, {})).eval()
     length = torch.export.Dim("T", min=2, max=2**20)
-    given = (torch.randn(2, 20, 16),)
+    given = (torch.randn(rows, 20, 16),)
     found = torch.export.export(layer, given, dynamic_shapes={"x": {1: length}}).module()
     for T in (20, 2, 3, 33, 130):
-        x = torch.randn(2, T, 16)
+        x = torch.randn(rows, T, 16)
         (o, state), (wanted, after) = found(x), layer(x)
         assert error(o, wanted) <= 1e-5, T
         for got, right in zip(state.tensors().values(), after.tensors().values(), strict=True):

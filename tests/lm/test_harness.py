@@ -137,6 +137,14 @@ def test_what_is_wrong_is_named(saved, tmp_path):
         evaluate(saved / "run" / "model", ["alphabet"], include=saved / "tasks", context=0)
 
 
+def test_data_that_cannot_be_read_is_an_error_of_one_line(saved, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    (tmp_path / "data.jsonl").write_text('{"start": \n')
+    (tmp_path / "alphabet.yaml").write_text(TASK.format(data=tmp_path / "data.jsonl"))
+    with pytest.raises(ValueError, match="the data of the tasks cannot be loaded: "):
+        evaluate(saved / "run" / "model", ["alphabet"], include=tmp_path)
+
+
 # What a task does to run code, and words of the error.
 CODE = {
     "function": ("{task}process_docs: !function theirs.run\n", "'!function'"),
@@ -146,6 +154,7 @@ CODE = {
     "metric": ("{metric}", "metric .*theirs.py' is not one of the harness's own"),
     "downloaded metric": ("{downloaded}", "metric 'acc' is not one of the harness's own"),
     "template": ("{template}", "template .*access to attribute '__class__'"),
+    "dataset": ("{dataset}", "a task whose dataset is loaded by a Python script, which is never run: .*theirs.py"),
     "prompt": ("{task}use_prompt: prompts.yaml:one\n", "use_prompt"),
     "deep": ("[" * 2000, "cannot be read"),
 }
@@ -163,6 +172,7 @@ def test_tasks_run_no_code(saved, tmp_path, monkeypatch, kind):
         "task": task,
         "metric": task.replace("metric: acc", f"metric: {script}"),
         "downloaded": task.replace("metric: acc", "metric: acc, hf_evaluate: true"),
+        "dataset": task.replace("dataset_path: json", f"dataset_path: {script}"),
         "template": task.replace("{{start}}", "{{ ''.__class__.__mro__[1].__subclasses__() }}"),
     }
     text, words = CODE[kind]

@@ -1,12 +1,15 @@
 """Settings of a language model's training: what is wrong is named by its path."""
 
 import re
+from dataclasses import fields
 
 import pytest
+from transformers import TrainingArguments
 
 from tests.lm.cases import settings
-from varla.lm.settings import check_train, from_dict
+from varla.lm.settings import LAB_NAMES, check_train, from_dict
 from varla.lm.training import DEFAULTS
+from varla.training.config import TrainConfig
 
 
 def test_they_come_back_from_plain_dictionaries():
@@ -53,6 +56,8 @@ def test_what_is_wrong_is_named(change, message):
     ("key", "value", "message"),
     [
         ("learning_rat", 1, "unknown key 'train.learning_rat'; did you mean 'train.learning_rate'?"),
+        ("lr", 1e-3, "unknown key 'train.lr': here it is train.learning_rate, as the Trainer calls it"),
+        ("steps", 3, "here it is train.max_steps"),
         ("learning_rate", "fast", "train.learning_rate must be a number, got 'fast' (str)"),
         ("learning_rate", -1, "train.learning_rate must be at least 0, got -1"),
         ("weight_decay", None, "train.weight_decay must be a number, got None (NoneType)"),
@@ -72,6 +77,12 @@ def test_what_is_wrong_is_named(change, message):
 def test_a_wrong_argument_of_the_trainer_is_named_before_its_first_step(key, value, message):
     with pytest.raises((ValueError, TypeError), match=re.escape(message)):
         check_train({key: value})
+
+
+def test_settings_of_the_lab_are_named_as_the_trainer_names_them():
+    arguments = {each.name for each in fields(TrainingArguments)}
+    assert set(LAB_NAMES) <= {each.name for each in fields(TrainConfig)} - arguments
+    assert set(LAB_NAMES.values()) <= arguments
 
 
 def test_what_the_trainer_takes_is_taken():

@@ -133,7 +133,7 @@ def test_what_cannot_be_written_leaves_nothing_and_names_the_tokens(tokenizer, t
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match=r"No space left on device: '.*/tokens/\w+'"):
         corpus(str(tmp_path / "a.txt"), tokenizer, tmp_path / "tokens")
-    assert list((tmp_path / "tokens").iterdir()) == []
+    assert not (tmp_path / "tokens").exists()
 
 
 @pytest.mark.parametrize(
@@ -213,3 +213,10 @@ def test_text_that_looks_like_a_special_token_is_text(name):
     (ids,) = encode([odd], tokenizer)
     assert len(ids) == len(odd.encode())
     assert tokenizer.decode(ids) == odd
+
+
+def test_a_text_that_cannot_be_read_leaves_nothing(tokenizer, tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xff")
+    with pytest.raises(TextError, match="not UTF-8"):
+        corpus(str(tmp_path / "a.txt"), tokenizer, tmp_path / "tokens")
+    assert not (tmp_path / "tokens").exists()

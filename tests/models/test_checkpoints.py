@@ -103,6 +103,7 @@ def test_a_folder_says_what_to_import(tmp_path):
     net.save_pretrained(tmp_path)
     readme = tmp_path / "README.md"
     assert "import varla.models" in readme.read_text()
+    assert 'in a clone of varla: pip install -e ".[hf]"' in readme.read_text(), "varla is not on a package index"
     assert readme.read_text().startswith("---\nlibrary_name: varla\n")
     readme.write_text("mine")
     net.save_pretrained(tmp_path)

@@ -79,6 +79,7 @@ OPTIONS = [
     {"position_ids": torch.arange(11)[None].expand(2, -1)},
     {"output_router_logits": True},
     {"eos_token_id": [5, 6]},
+    {"head_mask": None, "token_type_ids": None},
     {"max_new_token": 3},
     {"label": IDS},
 ]

@@ -57,6 +57,8 @@ def test_positions_begin_nothing_after_a_cache():
         ({"mask": torch.ones(2, 4), "past": 3}, r"attention_mask must have shape \[2, 5\] or \[2, 8\], got \[2, 4\]"),
         ({"mask": torch.ones(1, 5)}, r"got \[1, 5\]"),
         ({"mask": torch.ones(2, 1, 5, 5)}, r"1 for tokens and 0 for padding, got \[2, 1, 5, 5\]"),
+        ({"mask": torch.zeros(2, 5)}, "got a mask of floats that are all 0; is it an additive mask"),
+        ({"mask": torch.zeros(2, 8, dtype=torch.float16), "past": 3}, "got a mask of floats that are all 0"),
         ({"mask": {"full_attention": None}}, "got dict"),
         ({"positions": torch.zeros(2, 4)}, r"position_ids must have shape \[2, 5\] or \[1, 5\], got \[2, 4\]"),
         ({"cu_seqlens": torch.tensor([0, 5])}, "B must be 1, got 2"),

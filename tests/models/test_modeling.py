@@ -70,11 +70,11 @@ def test_a_call_with_nothing_but_padding_changes_nothing(kind):
     net, ids = model(kind, torch.float64), tokens(2, 8)
     first = net(ids)
     cache = first.past_key_values
-    padding = net(ids[:, :3], attention_mask=torch.zeros(2, 3), past_key_values=cache).logits
+    padding = net(ids[:, :3], attention_mask=torch.zeros(2, 3, dtype=torch.int64), past_key_values=cache).logits
     assert error(padding, first.logits[:, -1:].expand(-1, 3, -1)) <= 1e-10
     following = net(ids[:, :1], past_key_values=cache).logits
     assert error(following, net(torch.cat((ids, ids[:, :1]), 1)).logits[:, -1:]) <= 1e-10
-    assert net(ids, attention_mask=torch.zeros(2, 8)).logits.eq(0).all()
+    assert net(ids, attention_mask=torch.zeros(2, 8, dtype=torch.int64)).logits.eq(0).all()
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)

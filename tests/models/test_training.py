@@ -1,4 +1,4 @@
-"""Training: gradient checkpointing, torch.compile, and Hugging Face's Trainer, padded and packed."""
+"""Training: gradient checkpointing, torch.compile and torch.export, and Hugging Face's Trainer, padded and packed."""
 
 import pytest
 import torch
@@ -75,6 +75,27 @@ def test_compiled_with_a_cache_in_one_graph_for_any_length():
         more = tokens(2, 3, seed=2)
         following = [net(more, past_key_values=each.past_key_values).logits for each in (found, wanted)]
         assert error(*following) <= 1e-4
+
+
+class Logits(torch.nn.Module):
+    """A model as torch.export takes it: ids to logits."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, ids):
+        return self.net(ids, use_cache=False).logits
+
+
+@pytest.mark.parametrize("kind", ["vla", "hybrid"])
+def test_exported_models_take_any_length(kind):
+    """Up to far beyond the sizes from which kernels pay on a GPU."""
+    net = model(kind)
+    length = torch.export.Dim("T", min=2, max=2**20)
+    found = torch.export.export(Logits(net), (tokens(1, 20),), dynamic_shapes={"ids": {1: length}}).module()
+    for T in (20, 2, 33, 130):
+        assert error(found(tokens(1, T)), net(tokens(1, T)).logits) <= 1e-5, T
 
 
 @torch.no_grad()

@@ -1,6 +1,8 @@
 """Learning curves: every run drawn in a look of its own, and files that need no network."""
 
+import errno
 import re
+from unittest.mock import Mock
 
 import pytest
 
@@ -80,3 +82,11 @@ def test_other_formats_are_refused(tmp_path):
 def test_thousands_of_points_are_drawn():
     runs = {"long": [{"step": i, "loss": 1.0} for i in range(6000)]}
     assert len(values(learning_curves(runs, "loss"))) == 6000
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    chart = learning_curves(RUNS)
+    monkeypatch.setattr("os.replace", Mock(side_effect=OSError(errno.EACCES, "Permission denied", ".curves.svg.1")))
+    with pytest.raises(OSError, match=r"'.*/curves.svg'"):
+        save(chart, tmp_path / "curves.svg")
+    assert list(tmp_path.iterdir()) == []

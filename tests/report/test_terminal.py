@@ -86,3 +86,8 @@ def test_a_terminal_too_narrow_for_it_gets_the_least():
 def test_what_is_too_large_to_draw_is_left_out():
     runs = {"a": [{"step": step, "loss": value} for step, value in ((1, 2.0), (2, 1.7e308), (3, -1.7e308), (4, 1.0))]}
     assert series(runs, "loss") == {"a": [(1, 2.0), (4, 1.0)]}
+
+
+@pytest.mark.parametrize("chance", [1e308, -1e308, 2.0])
+def test_a_chance_outside_the_picture_is_not_drawn(chance):
+    assert not any("." in line for line in rows({"run": RISING}, "eval", chance))

@@ -18,6 +18,11 @@ def test_a_write_that_fails_leaves_the_old_file_and_is_named(tmp_path, monkeypat
     assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
 
 
+def test_a_file_that_cannot_be_opened_is_named_as_the_user_knows_it(tmp_path):
+    with pytest.raises(OSError, match=r"'.*/gone/record.json'"):
+        write_aside(tmp_path / "gone" / "record.json", "text")
+
+
 def test_a_folder_that_is_moved_into_place_replaces_the_one_before(tmp_path):
     for name, content in (("aside", "new"), ("target", "old")):
         (tmp_path / name / "inner").mkdir(parents=True)

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
@@ -12,7 +12,7 @@ from varla.cli.kinds import LM, check_kind
 from varla.cli.options import Device, Model, choose_device
 from varla.cli.output import note
 from varla.cli.reading import reading
-from varla.cli.streams import write
+from varla.cli.streams import results_only, write
 from varla.runs.outcomes import Interrupted, Stop
 from varla.runs.writing import naming
 
@@ -109,7 +109,7 @@ def load(folder: Path, device: str | None) -> "tuple[VarlaForCausalLM, Any]":
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # what it would warn of is an error of ours
-    with redirect_stdout(sys.stderr):  # standard output is for the text alone
+    with results_only():
         return load_folder(folder, chosen)
 
 

@@ -4,6 +4,8 @@ import io
 import os
 import sys
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 
 from varla.runs.writing import naming
 
@@ -39,6 +41,24 @@ def discard_output() -> None:
         os.close(nowhere)
     except (OSError, ValueError):  # not a real stream: a test's, a notebook's
         pass
+
+
+@contextmanager
+def results_only() -> Iterator[None]:
+    """Send what is printed in here to standard error: standard output is for results.
+
+    Compiled libraries write to the stream's number, which `redirect_stdout` does not reach: tokenizers prints its
+    complaints about a folder's settings there.
+    """
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def write(text: str) -> None:

@@ -59,7 +59,7 @@ def train_lm(
 def show_settings(config: Path | None, settings: Sequence[str], resume: Path | None) -> None:
     """Print all settings. They need no text to be shown."""
     from varla.cli.show_config import language_settings
-    from varla.lm.settings import from_dict
+    from varla.lm.settings import check_train, from_dict
     from varla.lm.training import read_settings
     from varla.runs.settings import load, override
 
@@ -69,4 +69,5 @@ def show_settings(config: Path | None, settings: Sequence[str], resume: Path | N
         values = override(load(config) if config else {}, settings)
         text = {"train": EXAMPLE, **(values.get("data") or {})}
         chosen = from_dict({**values, "data": text})
+    check_train(chosen.train)  # what is printed can be used
     write(language_settings(chosen))

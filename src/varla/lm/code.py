@@ -67,6 +67,8 @@ def code_in_tasks(folder: Path, own: Path) -> str | None:
         for key, value in _settings(held):
             if key == "use_prompt":
                 return f"holds a task with use_prompt, which is not supported: {file}"
+            if key == "dataset_path" and (code := code_in_dataset(str(value))):
+                return f"holds a task whose dataset {code} ({file})"
             if key == "include":
                 waiting += [file.parent / str(each) for each in (value if isinstance(value, list) else [value])]
     return None

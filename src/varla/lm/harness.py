@@ -1,4 +1,4 @@
-"""EleutherAI's lm-evaluation-harness on a saved model. An extra: pip install "varla[eval]"."""
+"""EleutherAI's lm-evaluation-harness on a saved model. An extra: eval."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -42,7 +42,8 @@ def evaluate(
         from lm_eval.tasks import TaskManager
     except ModuleNotFoundError as error:
         raise ImportError(
-            f'the harness is not installed ({error}): pip install "varla[eval]"', name="lm_eval"
+            f'the harness is not installed ({error}): pip install "varla[eval]", or ".[eval]" in a clone',
+            name="lm_eval",
         ) from error
 
     check_count("context", context, none_means="the model's max_position_embeddings")
@@ -72,8 +73,9 @@ def evaluate(
 
 @contextmanager
 def _contained() -> Iterator[None]:
-    """Templates of tasks cannot leave their sandbox, and metrics are not loaded as Python."""
+    """Templates of tasks cannot leave their sandbox, and metrics are not loaded as Python. Bad data is a ValueError."""
     import evaluate as metrics
+    from datasets.exceptions import DatasetsError
     from jinja2 import TemplateError
     from jinja2.sandbox import SandboxedEnvironment
     from lm_eval import utils
@@ -88,6 +90,8 @@ def _contained() -> Iterator[None]:
         raise ValueError(str(error)) from None
     except TemplateError as error:
         raise ValueError(f"a template of the tasks cannot be used: {error}") from error
+    except DatasetsError as error:
+        raise ValueError(f"the data of the tasks cannot be loaded: {error.__cause__ or error}") from error
     finally:
         utils.env, metrics.load = before
 

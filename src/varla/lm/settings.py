@@ -34,6 +34,12 @@ _SEEDS = 2**32
 _COUNTS = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
 _NOT_NEGATIVE = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "dataloader_num_workers")
 _BELOW_ONE = ("adam_beta1", "adam_beta2")
+# What `varla train` calls them.
+LAB_NAMES = {
+    "lr": "learning_rate", "steps": "max_steps", "batch_size": "per_device_train_batch_size", "warmup": "warmup_steps",
+    "beta1": "adam_beta1", "beta2": "adam_beta2", "adam_eps": "adam_epsilon", "clip": "max_grad_norm",
+    "log_every": "logging_steps", "eval_every": "eval_steps", "checkpoint_every": "save_steps",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -128,6 +134,8 @@ def check_train(train: Mapping[str, Any]) -> None:
 
     hints = {each.name: each.type for each in fields(TrainingArguments) if each.init}
     for key, value in train.items():
+        if key in LAB_NAMES:
+            raise ValueError(f"unknown key 'train.{key}': here it is train.{LAB_NAMES[key]}, as the Trainer calls it")
         refuse_unknown("key", f"train.{key}", [f"train.{each}" for each in hints])
         _check_kind(f"train.{key}", value, hints[key])
         _check_range(key, value)

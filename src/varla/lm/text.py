@@ -10,6 +10,7 @@ import json
 import lzma
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -165,7 +166,9 @@ def _dataset(source: Mapping[str, Any]) -> Iterator[str]:
     try:
         import datasets
     except ModuleNotFoundError as error:
-        raise TextError("a dataset by name needs the package datasets: pip install 'varla[lm]'") from error
+        raise TextError(
+            "a dataset by name needs the package datasets: pip install 'varla[lm]', or '.[lm]' in a clone"
+        ) from error
     column = source.get("column", "text")
     if code := code_in_dataset(source["dataset"]):
         raise TextError(f"dataset {source['dataset']!r} {code}")
@@ -192,8 +195,13 @@ def corpus(source: str | list[str] | Mapping[str, Any], tokenizer: Any, folder: 
     target = folder / text_key(source, tokenizer)
     found = _read(target, tokenizer)
     if found is None:
-        with written_aside(target) as aside, naming(target):
-            _write(documents(source), tokenizer, aside)
+        try:
+            with written_aside(target) as aside, naming(target):
+                _write(documents(source), tokenizer, aside)
+        except BaseException:
+            with suppress(OSError):  # it holds the tokens of another text
+                folder.rmdir()
+            raise
         found = _read(target, tokenizer)
         if found is None:
             raise TextError(f"{target} cannot be read back: is the disk full?")

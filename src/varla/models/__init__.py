@@ -3,7 +3,7 @@
     model = VarlaForCausalLM(preset("5m"))
     model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=20)
 
-Importing this imports transformers, an extra: pip install "varla[hf]".
+Importing this imports transformers, an extra: hf.
 """
 
 try:
@@ -13,7 +13,8 @@ except ModuleNotFoundError as error:
     if error.name != "transformers":
         raise
     raise ImportError(
-        'varla.models needs Hugging Face transformers: pip install "varla[hf]"', name="transformers"
+        'varla.models needs Hugging Face transformers: pip install "varla[hf]", or ".[hf]" in a clone',
+        name="transformers",
     ) from None
 
 from varla.models.cache import VarlaCache

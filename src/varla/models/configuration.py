@@ -30,7 +30,7 @@ _NEAR = 0.7  # an unknown name this similar to one of ours is taken for a misspe
 # Transformers' own settings that are no fields of its class, and what it lets a model's settings say about `generate`.
 _GENERAL = {"attn_implementation", "experts_implementation", "output_attentions", *GenerationConfig().to_dict()}
 # Written into config.json for its readers: without this import, transformers' Auto classes do not know the family.
-_NEEDS = 'import varla.models (pip install "varla[hf]")'
+_NEEDS = 'import varla.models (pip install "varla[hf]", or ".[hf]" in a clone of varla)'
 
 
 class VarlaConfig(PreTrainedConfig):  # type: ignore[misc]

@@ -62,7 +62,9 @@ class VarlaGenerationMixin(GenerationMixin):  # type: ignore[misc]
         if cache is not None and next_sequence_length == 1 and not kwargs.get("is_first_iteration", False):
             inputs.pop("attention_mask", None)
         taken = inspect.signature(type(self).forward).parameters
-        return {name: value for name, value in inputs.items() if name in taken or name not in _FOR_OTHERS}
+        # Transformers refuses names that no model knows, unless their value is None.
+        others = {name for name, value in inputs.items() if value is None} | _FOR_OTHERS
+        return {name: value for name, value in inputs.items() if name in taken or name not in others}
 
     def _prepare_attention_mask_for_generation(self, *args: Any, **kwargs: Any) -> Tensor:
         """As in transformers, which infers the mask from the pad token; but a row of nothing else is an error."""

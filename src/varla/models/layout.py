@@ -223,7 +223,13 @@ def _check_mask(mask: Tensor, B: int, T: int, past: int) -> Tensor | None:
     if mask.shape[0] != B or mask.shape[1] not in allowed:
         lengths = " or ".join(f"[{B}, {length}]" for length in sorted(allowed))
         raise ValueError(f"attention_mask must have shape {lengths}, got {list(mask.shape)}")
-    return read_mask(mask[:, mask.shape[1] - T :])
+    keep = read_mask(mask[:, mask.shape[1] - T :])
+    if keep is not None and mask.is_floating_point() and not bool(mask.any()):
+        raise ValueError(
+            "attention_mask must be 1 for tokens and 0 for padding, got a mask of floats that are all 0; is it an "
+            "additive mask? Then attention_mask == 0 says the same"
+        )
+    return keep
 
 
 def _check_positions(position_ids: Tensor, B: int, T: int) -> Tensor:

@@ -20,7 +20,7 @@ tags: [varla]
 A model of the type `varla`. Transformers knows this type after `import varla.models`. Without that import, its error
 advises an upgrade, which does not help.
 
-    pip install "varla[hf]"
+    pip install "varla[hf]"      # or, in a clone of varla: pip install -e ".[hf]"
 
 ```python
 import varla.models

@@ -8,6 +8,7 @@ from typing import Any
 import altair as alt
 
 from varla.report.series import PALETTE, axis_title, is_accuracy, series
+from varla.runs.writing import naming
 from varla.runs.metrics import EVAL
 
 # With seven shapes, five dashes and eight colours, the first 280 series all look different.
@@ -52,8 +53,9 @@ def save(chart: alt.TopLevelMixin, path: str | Path) -> Path:
     kind = path.suffix.lower()
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        chart.save(str(aside), format=kind[1:], **FORMATS[kind])
-        os.replace(aside, path)
+        with naming(path):
+            chart.save(str(aside), format=kind[1:], **FORMATS[kind])
+            os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
     return path

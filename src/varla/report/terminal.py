@@ -35,10 +35,11 @@ def text_curves(found: Series, metric: str, chance: float | None = None, *, widt
             cells.setdefault((row(float(value)), x), []).append(i)
     middle = (height - 1) // 2
     labels = {y: f"{high - (high - low) * y / (height - 1):.3g}" for y in (0, middle, height - 1)}
+    level = row(chance) if chance is not None and low <= chance <= high else None  # a record may hold any number
     text = Text(axis_title(metric))
     for y in range(height):
         text.append(f"\n{labels.get(y, ''):>{_MARGIN - 1}} |")
-        empty = "." if chance is not None and row(chance) == y else " "
+        empty = "." if y == level else " "
         for x in range(columns):
             here = cells.get((y, x))
             text.append_text(_marker(here[x % len(here)]) if here else Text(empty, style="dim"))

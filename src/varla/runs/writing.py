@@ -69,7 +69,8 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        named = error.filename is not None and Path(str(error.filename)).name != Path(path).name
+        # Files are written aside under a name that holds their own.
+        named = error.filename is not None and Path(path).name not in Path(os.fsdecode(error.filename)).name
         if not named and error.errno is not None:
             error.filename = os.fspath(path)
         raise

@@ -52,9 +52,9 @@ class ChunkOperator(StateOperator):
             return driver.backward(self._job(call), call.inputs, kept, do, dfinal)
 
     def buffers(self, call: Call, state: Sequence[Any]) -> list[Tensor]:
-        """The state before every chunk."""
+        """The state before every chunk, and one more: PyTorch would bind an exported graph to lengths with one slot."""
         slots = slots_needed(call.t.shape[0], call.inputs[0].shape[1], call.settings[-1], call.cu_seqlens is not None)
-        return [x.new_empty(slots, *x.shape[1:]) for x in present(state)]
+        return [x.new_empty(slots + 1, *x.shape[1:]) for x in present(state)]
 
     def _job(self, call: Call) -> driver.Job:
         first: Tensor = call.inputs[0]

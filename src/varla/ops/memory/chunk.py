@@ -124,7 +124,8 @@ def backward(
     normalizer = _normalizer(Q, F, z0[0], settings, decay) if z0 else None
     dread = do if normalizer is None else normalizer.divide(do)
     g = tokens.rule(settings).backward(Q, tokens.keys.y, tokens.v, tokens.written(a), S0, dread, dS)
-    dQ, dF, ddecay = g.dQ, 0.0, g.ddecay
+    dF: Tensor | float = 0.0
+    dQ, ddecay = g.dQ, g.ddecay
     if normalizer is not None:
         through = normalizer.backward(dread, g.read, dz[0])
         dQ, dF, dz = dQ + through.dQ, through.dF, [through.dz]

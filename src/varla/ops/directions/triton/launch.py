@@ -294,6 +294,6 @@ class DirectionLauncher(Launcher):
         }  # fmt: skip
 
     @cached_property
-    def _switches(self) -> dict[str, bool]:
+    def _switches(self) -> dict[str, Any]:
         s = self.settings
         return {"MAP": s.feature_map, "UPDATE": s.update_penalty, "REFRESH": s.refresh_beat is not None}

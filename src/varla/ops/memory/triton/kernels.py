@@ -371,7 +371,7 @@ def scan_backward(
 
 @triton.jit
 def passing(pairs, reads, writes, whole, DOT: tl.constexpr):
-    """The gradient of log decays [CHUNK]: the sum of the terms that pass each token, as in chunk_decay.Decay.passing."""
+    """The gradient of log decays [CHUNK]: the sum of the terms that pass each token (chunk_decay.Decay.passing)."""
     SPLIT: tl.constexpr = "left" if DOT == "bf16" else DOT
     i = tl.arange(0, CHUNK)
     before = dot(pairs, tl.where(i[:, None] < i[None, :], 1.0, 0.0), SPLIT)  # [i, t]: the sum over j < t
