@@ -8,8 +8,8 @@ from typing import Any
 import altair as alt
 
 from varla.report.series import PALETTE, axis_title, is_accuracy, series
-from varla.runs.writing import naming
 from varla.runs.metrics import EVAL
+from varla.runs.writing import naming
 
 # With seven shapes, five dashes and eight colours, the first 280 series all look different.
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
