@@ -89,10 +89,21 @@ def test_time_scales_begin_between_tens_and_thousands_of_tokens(heads):
 @pytest.mark.parametrize("start", [1e-6, 0.05, 1.0, 50.0])
 @torch.no_grad()
 def test_strengths_begin_where_they_are_told_to(start):
-    gate = PenaltyStrength(8, 3, start)
+    gate = PenaltyStrength(8, 3, start=start, most=100.0)
     assert (gate(torch.zeros(1, 1, 8)) / start - 1).abs().max() <= 1e-5
     y = torch.tensor([start], dtype=torch.float64)
     assert (softplus(inverse_softplus(y)) / start - 1).abs().max() <= 1e-9
+
+
+def test_strengths_stay_in_the_range_that_the_operator_allows():
+    """A run that diverges, then, is said to diverge: it does not end with an error about an argument."""
+    layer, x = make("gated-vla", torch.float32), 1e6 * randn(2, 9, 24, seed=1, dtype=torch.float32)
+    assert layer.strength(x).max() == 100
+    y, _ = layer(x)
+    y.square().mean().backward()
+    assert y.isfinite().all()
+    for dtype in (torch.bfloat16, torch.float16):
+        layer.to(dtype)((x / 1e3).to(dtype))
 
 
 @pytest.mark.parametrize("protocol", ["paper", "tuned"])

@@ -53,13 +53,14 @@ class GatedVLA(GatedLayer):
         }  # fmt: skip
         self.settings = VLASettings(**self.options)  # a wrong value is refused here, not at the first batch
         check_number("strength_init", strength_init, above=0)
-        if strength_init > STRONGEST * lambda0:
+        most = STRONGEST * lambda0
+        if strength_init > most:
             raise ValueError(
-                f"strength_init must be at most {STRONGEST} * lambda0 = {STRONGEST * lambda0:g} (above, rounding "
-                f"errors would stay in A), got {strength_init!r}"
+                f"strength_init must be at most {STRONGEST} * lambda0 = {most:g} (above, rounding errors would stay in "
+                f"A), got {strength_init!r}"
             )
         self.u = nn.Linear(d_model, n_heads * self.head_dim, bias=self.q.bias is not None)
-        self.strength = PenaltyStrength(d_model, n_heads, strength_init)
+        self.strength = PenaltyStrength(d_model, n_heads, start=strength_init, most=most)
 
     def gates(self, x: Tensor, dtype: torch.dtype) -> dict[str, Any]:
         """See GatedLayer."""

@@ -89,12 +89,12 @@ class LogDecay(SoftplusGate):
 
 
 class PenaltyStrength(SoftplusGate):
-    """w = softplus(W x + bias), one a head. For x = 0 it begins at `start`."""
+    """w = min(softplus(W x + bias), most), one a head. For x = 0 it begins at `start`."""
 
-    def __init__(self, d_model: int, n_heads: int, start: float):
-        """`start` > 0."""
+    def __init__(self, d_model: int, n_heads: int, *, start: float, most: float):
+        """`start` > 0. `most` is what the operator allows: on a GPU it does not check."""
         super().__init__(d_model, n_heads)
-        self.start = start
+        self.start, self.most = start, most
         self.reset_parameters()
 
     def initial(self) -> dict[str, Tensor]:
@@ -102,8 +102,8 @@ class PenaltyStrength(SoftplusGate):
         return {"bias": inverse_softplus(torch.full_like(self.bias, self.start, dtype=torch.float64))}
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, T, d_model] to w [B, T, H], at least 0, in float32 or wider."""
-        return self.gate(x)
+        """x [B, T, d_model] to w [B, T, H], 0 to `most`, in float32 or wider."""
+        return self.gate(x).clamp(max=self.most)
 
 
 def inverse_softplus(y: Tensor) -> Tensor:
