@@ -16,6 +16,12 @@ VARIANTS = [
 ]
 OWN = {
     "deltanet-paper": [{"gate": "channel"}],
+    "gated-deltanet": [{"negative_eigenvalues": True}],
+    "gated-vla": [
+        {"update_penalty": False},
+        {"gain": "projection", "refresh_every": 7, "refresh": 0.1},
+        {"negative_eigenvalues": True, "strength_init": 1.0},
+    ],
     "softmax": [{"rotary": 1e4}, {"rotary": 100.0, "conv": 4, "value_dim": 5}],
     "vla": [{"update_penalty": False}, {"gain": "projection"}],
 }
@@ -82,7 +88,9 @@ def test_causal(name, options):
 def test_every_parameter_gets_a_finite_gradient(name, options):
     layer = make(name, options, torch.float32)
     layer(randn(2, 45, 24, seed=1, dtype=torch.float32))[0].square().mean().backward()
-    unused = {"u.weight", "u.bias"} if options.get("update_penalty") is False else set()
+    unused = set()
+    if options.get("update_penalty") is False:
+        unused = {"u.weight", "u.bias", "strength.projection.weight", "strength.bias"}
     for key, parameter in layer.named_parameters():
         assert parameter.grad is not None, key
         assert parameter.grad.isfinite().all(), key
@@ -119,7 +127,7 @@ def test_watch_reads_every_position_and_changes_nothing(name):
     assert all(value.shape == (2, 12, 3) and value.isfinite().all() for value in readings.values())
     if name != "softmax":
         assert error(readings["|S|"][:, -1], state.memory.tensors()["S"].norm(dim=(-2, -1))) <= 1e-12
-    if name == "vla":
+    if "vla" in name:
         assert readings["k.a"].abs().max() <= 1 + 1e-12
         assert (readings["|A|"][:, 0] > readings["|A|"][:, -1]).all()
 

@@ -31,6 +31,7 @@ AcceleratorState.__init__ = shard
 from varla.cli import app
 app()
 """
+MECHANISMS = "model.mechanisms=[vla, gated-vla]"
 FSDP = ["train.fsdp=true", "train.fsdp_config={version: 2, transformer_layer_cls_to_wrap: [VarlaBlock]}"]
 
 
@@ -43,7 +44,7 @@ def losses(folder):
 def one(tmp_path_factory):
     folder = tmp_path_factory.mktemp("one")
     text = write_text(folder / "text")
-    return text, folder / "run", train(settings(text), folder / "run")
+    return text, folder / "run", train(settings(text, MECHANISMS), folder / "run")
 
 
 def in_two(program, chosen, folder):
@@ -60,7 +61,7 @@ def test_two_processes_give_the_numbers_of_one(one, changes, tmp_path):
     """DDP as the documentation starts it: nothing says that there is no GPU."""
     text, folder, record = one
     (tmp_path / "script.py").write_text(SHARDING)
-    chosen = settings(text, "train.per_device_train_batch_size=2", *changes).to_dict()
+    chosen = settings(text, MECHANISMS, "train.per_device_train_batch_size=2", *changes).to_dict()
     if not changes:
         del chosen["train"]["use_cpu"]
     done = in_two([str(tmp_path / "script.py")] if changes else ["-m", "varla"], from_dict(chosen), tmp_path)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, TrainingArguments
 
 from tests.lm.cases import settings, write_text
 from tests.runs import starts
@@ -320,3 +320,13 @@ def test_weights_to_go_on_from(run, text, tmp_path):
     record = train(chosen, tmp_path / "run")
     assert losses(tmp_path / "run", 1)[1] < losses(folder)[1]
     assert record["scores"] == {}
+
+
+def test_rates_of_gates_do_not_decay(tmp_path):
+    net = build_model(
+        {"preset": "5m", "num_hidden_layers": 1, "mechanisms": "gated-vla"}, 257, load_tokenizer("bytes"), 64
+    )
+    trainer = training.SavingTrainer(net, TrainingArguments(output_dir=str(tmp_path), report_to=[], use_cpu=True))
+    decayed = set(trainer.get_decay_parameter_names(net))
+    assert all((parameter.dim() > 1) == (name in decayed) for name, parameter in net.named_parameters())
+    assert "model.layers.0.mixer.decay.projection.weight" in decayed

@@ -133,7 +133,7 @@ def test_the_loss_is_the_mean_over_what_is_predicted():
     assert error(net(ids, labels=labels, num_items_in_batch=7).loss, summed) <= 1e-6
 
 
-@pytest.mark.parametrize("kind", ["vla", "hybrid"])
+@pytest.mark.parametrize("kind", ["vla", "hybrid", "gated-vla"])
 def test_losses_and_gradients_do_not_leak_across_packed_sequences_or_padding(kind):
     net, weight = (found := model(kind, torch.float64)), found.model.layers[0].mixer.k.weight
     long, short, filling = tokens(1, 12), tokens(1, 7, seed=2), torch.full((1, 5), 3)

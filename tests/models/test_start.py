@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.models.cases import config, model, tokens
+from varla.layers import build
 from varla.models import VarlaConfig, VarlaForCausalLM, VarlaModel, preset
 
 
@@ -35,6 +36,51 @@ def test_how_weights_begin():
     for module in (layer.mixer_norm, layer.mlp_norm, layer.mixer.norm, net.model.norm):
         assert module.weight.eq(1).all()
     assert layer.mixer.norm.eps == 1e-20
+
+
+OWN = ("decay.bias", "decay.log_rate", "strength.bias")  # what gates hold beside their projections
+NEW = ("u.weight", "strength.bias", "strength.projection.weight")  # what gated-vla has and gated-deltanet has not
+
+
+def test_gates_begin_as_in_the_lab():
+    wanted = build("gated-vla", d_model=24, n_heads=3, bias=False)
+    for layer in model("gated-vla", initializer_range=0.05).model.layers:
+        for name in OWN:
+            assert torch.equal(layer.mixer.get_parameter(name), wanted.get_parameter(name))
+        for gate in (layer.mixer.decay, layer.mixer.strength):
+            assert abs(float(gate.projection.weight.detach().std()) - 0.05) < 2e-2
+
+
+def test_gates_made_on_the_meta_device_begin_alike():
+    with torch.device("meta"):
+        net = VarlaForCausalLM(config(mechanisms="gated-vla"))
+    for parameter in net.to_empty(device="cpu").parameters():
+        torch.nn.init.constant_(parameter, float("nan"))
+    net.init_weights()
+    wanted = model("gated-vla")
+    for name, parameter in net.named_parameters():
+        assert parameter.isfinite().all(), name
+        if name.endswith(OWN):
+            assert torch.equal(parameter, wanted.get_parameter(name)), name
+
+
+def test_gates_that_a_checkpoint_does_not_hold_begin_alike_and_others_are_kept(tmp_path):
+    """A gated-vla model from the weights of a gated-deltanet one, loaded by way of the meta device."""
+    before = model("gated-deltanet")
+    for parameter in before.parameters():
+        torch.nn.init.normal_(parameter)
+    before.save_pretrained(tmp_path)
+    chosen = config(mechanisms="gated-vla", mechanism_options={"gated-vla": {"strength_init": 0.5}})
+    net, info = VarlaForCausalLM.from_pretrained(tmp_path, config=chosen, output_loading_info=True)
+    missing = {name for i in range(3) for name in (f"model.layers.{i}.mixer.{own}" for own in NEW)}
+    assert set(info["missing_keys"]) == missing
+    wanted = model("gated-vla", mechanism_options={"gated-vla": {"strength_init": 0.5}})
+    for name, parameter in net.named_parameters():
+        assert parameter.isfinite().all(), name
+        if name not in missing:
+            assert torch.equal(parameter, before.get_parameter(name)), name
+        elif name.endswith(OWN):
+            assert torch.equal(parameter, wanted.get_parameter(name)), name
 
 
 @torch.no_grad()

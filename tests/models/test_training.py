@@ -52,7 +52,7 @@ def test_data_parallel_is_refused():
     assert net(tokens(2, 6)).last_hidden_state.shape == (2, 6, 24)
 
 
-SHORT = {"num_hidden_layers": 2, "mechanisms": ["vla", "softmax"]}
+SHORT = {"mechanisms": ["vla", "softmax", "gated-vla"]}
 
 
 def test_compiled_in_one_graph_forward_and_backward_for_any_length():
@@ -145,7 +145,7 @@ def fill(rows):
 LENGTHS = [9, 14, 5, 20, 11, 7, 16, 12] * 8
 
 
-@pytest.mark.parametrize("kind", ["vla", "hybrid"])
+@pytest.mark.parametrize("kind", ["vla", "hybrid", "gated-vla"])
 def test_a_trainer_run_lowers_the_loss_padded_and_packed_alike(kind, tmp_path):
     found = []
     for collator in (fill, DataCollatorWithFlattening()):
@@ -217,8 +217,9 @@ def test_a_trainer_evaluates_and_predicts(tmp_path):
     assert error(torch.from_numpy(trainer.predict(rows).predictions), net(ids).logits) <= 1e-4
 
 
-def test_autocast_to_bfloat16_trains_and_decodes():
-    net, ids = model("hybrid").train(), tokens(2, 20)
+@pytest.mark.parametrize("kind", ["hybrid", "gated-vla", "gated-deltanet"])
+def test_autocast_to_bfloat16_trains_and_decodes(kind):
+    net, ids = model(kind).train(), tokens(2, 20)
     with torch.autocast("cpu", torch.bfloat16):
         found = gradients(net, ids)
     assert all(gradient.isfinite().all() for gradient in found.values())

@@ -72,7 +72,7 @@ def test_a_run_leaves_its_folder_in_order(tmp_path):
     assert evaluate(model, tiny(), torch.device("cpu")) == record["final"]
 
 
-@pytest.mark.parametrize("mechanism", ["vla", "softmax", "deltanet"])
+@pytest.mark.parametrize("mechanism", ["vla", "softmax", "deltanet", "gated-vla"])
 def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path, mechanism):
     config = tiny(f"mechanism={mechanism}")
     train(config, tmp_path / "whole", device="cpu")
@@ -143,7 +143,7 @@ def spied(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("mechanism", ["vla", "softmax", "deltanet"])
+@pytest.mark.parametrize("mechanism", ["vla", "softmax", "deltanet", "gated-vla"])
 def test_in_bfloat16_it_trains_and_resumes_while_weights_moments_and_states_stay_float32(
     tmp_path, monkeypatch, mechanism
 ):

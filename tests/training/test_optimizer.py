@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from varla.training.optimizer import adamw, cosine, set_rate
+from varla.backbone import Backbone, backbone_config
+from varla.training.optimizer import adamw, cosine, parameter_groups, set_rate
 
 
 def test_the_rate_warms_up_linearly_and_falls_as_a_cosine():
@@ -38,3 +39,17 @@ def test_groups_keep_their_own_decay_and_share_the_rate():
     found = adamw([{"params": [layer.weight], "weight_decay": 0.1}, {"params": [layer.bias]}], weight_decay=0.0)
     set_rate(found, 0.5)
     assert [(group["weight_decay"], group["lr"]) for group in found.param_groups] == [(0.1, 0.5), (0.0, 0.5)]
+
+
+def test_biases_and_rates_of_gates_do_not_decay():
+    net = Backbone(backbone_config("tuned", "gated-vla", n_layers=1))
+    decays = {
+        parameter: group["weight_decay"]
+        for group in adamw(parameter_groups(net), weight_decay=0.1).param_groups
+        for parameter in group["params"]
+    }
+    assert len(decays) == len(list(net.parameters()))
+    kept = {name for name, parameter in net.named_parameters() if decays[parameter] == 0}
+    assert kept == {f"blocks.0.mixer.{name}" for name in ("decay.bias", "decay.log_rate", "strength.bias")}
+    (group,) = adamw(parameter_groups(Backbone(backbone_config("tuned", "vla")))).param_groups
+    assert group["weight_decay"] == 1e-2

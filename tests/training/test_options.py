@@ -24,7 +24,9 @@ VALUES = {
     "head_dim": [4],
     "lambda0": [1.0],
     "norm_eps": [1e-3],
+    "negative_eigenvalues": [True],
     "normalize_key": [False],
+    "normalize_query": [True],
     "normalizer": [False],
     "output_gate": [True],
     "output_norm": NORMS,
@@ -32,6 +34,8 @@ VALUES = {
     "refresh": [0.0],
     "refresh_every": ["null", 3],
     "rotary": [100.0],
+    "scale": ["null", 0.5],
+    "strength_init": [1.0],
     "update_penalty": [False],
     "value_dim": [4],
 }

@@ -6,6 +6,8 @@ from varla.arguments import refuse_unknown
 from varla.layers.base import Layer
 from varla.layers.deltanet import DeltaNet
 from varla.layers.deltanet_paper import PaperDeltaNet
+from varla.layers.gated_deltanet import GatedDeltaNet
+from varla.layers.gated_vla import GatedVLA
 from varla.layers.linear import LinearAttention
 from varla.layers.options import options_of
 from varla.layers.softmax import SoftmaxAttention
@@ -13,7 +15,8 @@ from varla.layers.state import LayerState, ModelState
 from varla.layers.vla import VLA
 
 MECHANISMS: dict[str, type[Layer]] = {
-    layer.name: layer for layer in (SoftmaxAttention, LinearAttention, DeltaNet, PaperDeltaNet, VLA)
+    layer.name: layer
+    for layer in (SoftmaxAttention, LinearAttention, DeltaNet, PaperDeltaNet, GatedDeltaNet, VLA, GatedVLA)
 }
 
 

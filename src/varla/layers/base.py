@@ -136,13 +136,17 @@ class Layer(nn.Module, ABC):
         S = memory.tensors()["S"]
         return {"|S|": torch.linalg.matrix_norm(S)}
 
+    def gate_readings(self, x: Tensor) -> dict[str, Tensor]:
+        """Gates to watch at a token x [B, 1, d_model] after the convolution, each [B, H]. By default none."""
+        return {}
+
     @torch.no_grad()
     def watch(self, x: Tensor, state: LayerState | None = None) -> dict[str, Tensor]:
         """Readings after every token of x [B, T, d_model], each [B, T, H]: a loop over tokens, not used in training."""
         rows: list[dict[str, Tensor]] = []
         for t in range(x.shape[1]):
             token = x[:, t : t + 1]
-            k = self._project(token, state, None)[2]
+            x_t, _, k, *_ = self._project(token, state, None)
             _, state = self(token, state)
-            rows.append(self.readings(state.memory, k[:, 0]))
+            rows.append({**self.readings(state.memory, k[:, 0]), **self.gate_readings(x_t)})
         return {name: torch.stack([row[name] for row in rows], 1) for name in (rows[0] if rows else {})}

@@ -41,14 +41,25 @@ class VLA(Layer):
     ) -> tuple[Tensor, VLAState]:
         """See Layer."""
         u = self.heads(self.u(k.flatten(2)))
-        if k.shape[1] == 1 and cu_seqlens is None and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            o, state = vla_step(q[:, 0], k[:, 0], v[:, 0], u[:, 0], memory, **self.options)  # on a GPU, one kernel
+        if decodes(k, cu_seqlens):
+            o, state = vla_step(q[:, 0], k[:, 0], v[:, 0], u[:, 0], memory, **self.options)
             return o[:, None], state
         return vla(q, k, v, u, initial_state=memory, return_state=True, cu_seqlens=cu_seqlens, **self.options)
 
     def readings(self, memory: State, k: Tensor) -> dict[str, Tensor]:
         """Norms of S and A, and k . a between key and write direction (1 where they agree)."""
-        A = memory.tensors()["A"]
-        k_hat = Features(k.to(A.dtype), self.settings.feature_map, self.settings.normalize_key).y
-        a = write_direction(apply(A, k_hat), k_hat, self.settings.gain)
-        return {**super().readings(memory, k), "|A|": torch.linalg.matrix_norm(A), "k.a": dot(k_hat, a)[..., 0]}
+        return {**super().readings(memory, k), **penalty_readings(memory, k, self.settings)}
+
+
+def decodes(k: Tensor, cu_seqlens: Tensor | None) -> bool:
+    """Whether keys [B, T, H, D] are one token without gradients: `vla_step` is then one kernel on a GPU."""
+    one = k.shape[1] == 1 and cu_seqlens is None
+    return one and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
+def penalty_readings(memory: State, k: Tensor, settings: VLASettings) -> dict[str, Tensor]:
+    """The norm of A, and k . a between the raw key k [B, H, D] and its write direction, each [B, H]."""
+    A = memory.tensors()["A"]
+    k_hat = Features(k.to(A.dtype), settings.feature_map, settings.normalize_key).y
+    a = write_direction(apply(A, k_hat), k_hat, settings.gain)
+    return {"|A|": torch.linalg.matrix_norm(A), "k.a": dot(k_hat, a)[..., 0]}

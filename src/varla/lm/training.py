@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
 
+from varla.layers.gates import undecayed
 from varla.lm import checkpoints
 from varla.lm.folder import load_model
 from varla.lm.packing import Rows, collate
@@ -135,7 +136,15 @@ class LMFolder(RunFolder):
 
 
 class SavingTrainer(Trainer):  # type: ignore[misc]
-    """A Trainer whose checkpoints are sealed when they are complete, and whose errors name what was not saved."""
+    """A Trainer whose checkpoints are sealed when they are complete, and whose errors name what was not saved.
+
+    It applies no weight decay to the rates of gates. Transformers already excludes biases and norms by their names.
+    """
+
+    def get_decay_parameter_names(self, model: Any) -> list[str]:
+        """See Trainer."""
+        kept = undecayed(model)
+        return [name for name in super().get_decay_parameter_names(model) if name not in kept]
 
     def _save_checkpoint(self, *args: Any, **options: Any) -> None:
         target = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 
+from varla.layers.gates import SoftplusGate
 from varla.models.configuration import VarlaConfig
 
 _README = """---
@@ -54,7 +55,7 @@ class VarlaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         """Weights are drawn from N(0, initializer_range).
 
         Residual output projections are scaled by 1 / sqrt(2 * layers). Convolutions start as PyTorch's own: filters
-        drawn at 0.02 would let almost nothing through.
+        drawn at 0.02 would let almost nothing through. Biases and rates of gates begin as in the lab.
         """
         if getattr(module, "ends_branch", False):
             init.normal_(
@@ -64,6 +65,9 @@ class VarlaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
             init.uniform_(module.weight, -(bound := 1 / math.sqrt(module.kernel_size[0])), bound)
             if module.bias is not None:
                 init.zeros_(module.bias)
+        elif isinstance(module, SoftplusGate):
+            for name, value in module.initial().items():
+                init.copy_(getattr(module, name), value)
         else:
             super()._init_weights(module)
 

@@ -20,7 +20,7 @@ from varla.runs.writing import naming
 from varla.tasks import IGNORE
 from varla.training import checkpoint
 from varla.training.config import RunConfig
-from varla.training.optimizer import adamw, cosine
+from varla.training.optimizer import adamw, cosine, parameter_groups
 from varla.training.progress import Progress
 from varla.training.run import Run
 from varla.training.update import AsyncUpdate, CheckedUpdate, Update
@@ -113,7 +113,7 @@ class _Trainer:
         self.graph = config.train.graph and one_gpu
         t = config.train
         self.optimizer = adamw(
-            self.model.to(self.device).parameters(), betas=(t.beta1, t.beta2), eps=t.adam_eps,
+            parameter_groups(self.model.to(self.device)), betas=(t.beta1, t.beta2), eps=t.adam_eps,
             weight_decay=t.weight_decay, capture_on=self.device if self.graph else None,
         )  # fmt: skip
         self.generator = torch.Generator(self.device).manual_seed(config.seed)

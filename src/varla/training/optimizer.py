@@ -7,8 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from varla.layers.gates import undecayed
+
 Schedule = Callable[[int], float]
 """The learning rate of a step, counted from 0. It depends on the step alone, so a checkpoint need not keep it."""
+
+
+def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """All parameters, for `adamw`. If the model has gates, their biases and rates are a second group without decay."""
+    kept = undecayed(model)
+    groups: list[dict[str, Any]] = [{"params": [p for name, p in model.named_parameters() if name not in kept]}]
+    if kept:
+        rest = [p for name, p in model.named_parameters() if name in kept]
+        groups.append({"params": rest, "weight_decay": 0.0})
+    return groups
 
 
 def adamw(

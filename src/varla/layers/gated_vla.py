@@ -1,0 +1,83 @@
+"""Gated VLA: Gated DeltaNet's memory, written along second-order directions."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from varla.arguments import check_number
+from varla.layers.gates import GatedLayer, PenaltyStrength
+from varla.layers.vla import decodes, penalty_readings
+from varla.ops import State, VLAState, vla, vla_step
+from varla.ops.vla import VLASettings
+
+STRONGEST = 1000  # strengths are at most this many times lambda0, or float32 states lose their digits
+
+
+class GatedVLA(GatedLayer):
+    """A learned strength w decides how much each token's direction u adds to the penalty A^-1.
+
+        A <- A - w A u u^T A / (1 + w u^T A u),   a = A k / |A k|
+        S <- d S,   S <- S + beta (v - S k) a^T,   o = D ** -0.5 S q
+
+    q and k have unit length after SiLU, u has unit length. u, beta, d and w are projections of the input (after the
+    convolution), and all but u are one number a head. With w = 0 this is Gated DeltaNet.
+    """
+
+    name = "gated-vla"
+    summary = "Gated VLA: d S + b (v - d S k) a^T with a = A k / |A k|, A by learned strengths"
+    state_class = VLAState
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        strength_init: float = 0.05,
+        lambda0: float = 0.1,
+        refresh_every: int | None = None,
+        refresh: float = VLASettings.refresh,
+        gain: str = "unit",
+        update_penalty: bool = True,
+        **options: Any,
+    ):
+        """Options: `strength_init`, where w begins; others as in `varla.vla`; those that all mechanisms share.
+
+        With the unit gain only w / lambda0 matters. `update_penalty=False` keeps A at I / lambda0. It is an ablation:
+        with the unit gain that is Gated DeltaNet, and u and w are not used.
+        """
+        super().__init__(d_model, n_heads, **options)
+        self.options: dict[str, Any] = {
+            "lambda0": lambda0, "refresh_every": refresh_every, "refresh": refresh, "gain": gain,
+            "update_penalty": update_penalty, "normalizer": False, **self.FEATURES,
+        }  # fmt: skip
+        self.settings = VLASettings(**self.options)  # a wrong value is refused here, not at the first batch
+        check_number("strength_init", strength_init, above=0)
+        most = STRONGEST * lambda0
+        if strength_init > most:
+            raise ValueError(
+                f"strength_init must be at most {STRONGEST} * lambda0 = {most:g} (above, rounding errors would stay in "
+                f"A), got {strength_init!r}"
+            )
+        self.u = nn.Linear(d_model, n_heads * self.head_dim, bias=self.q.bias is not None)
+        self.strength = PenaltyStrength(d_model, n_heads, start=strength_init, most=most)
+
+    def gates(self, x: Tensor, dtype: torch.dtype) -> dict[str, Any]:
+        """See GatedLayer."""
+        return {**super().gates(x, dtype), "strength": self.strength(x).to(dtype)}
+
+    def mix(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, memory: Any, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, VLAState]:
+        """See Layer."""
+        u = self.heads(self.u(x))
+        gates = self.gates(x, q.dtype)
+        if decodes(k, cu_seqlens):
+            now = {name: gate[:, 0] for name, gate in gates.items()}
+            o, state = vla_step(q[:, 0], k[:, 0], v[:, 0], u[:, 0], memory, **now, **self.options)
+            return o[:, None], state
+        return vla(q, k, v, u, **gates, initial_state=memory, return_state=True, cu_seqlens=cu_seqlens, **self.options)
+
+    def readings(self, memory: State, k: Tensor) -> dict[str, Tensor]:
+        """As of VLA: norms of S and A, and k . a."""
+        return {**super().readings(memory, k), **penalty_readings(memory, k, self.settings)}
