@@ -27,7 +27,7 @@ ROOMS = (
 )
 LEVEL = {room: level for level, line in enumerate(ROOMS) for room in line.split()}
 # These use the package; it never uses them.
-BESIDE = {"benchmarks", "examples", "reproduction", "tests"}
+BESIDE = {"benchmarks", "evaluation", "examples", "reproduction", "tests"}
 
 
 def imports(source, package):

@@ -1,0 +1,165 @@
+"""Recall against bytes of state: how many key-value pairs each mechanism keeps.
+
+    python -m evaluation.recall                            what is recorded, as a table
+    python -m evaluation.recall run --preset quick         small: minutes on two CPU cores
+    python -m evaluation.recall run --preset full --jobs 12 --minutes 9      on a GPU; the same command continues
+
+The task is mqar-zoology: n pairs, then each key once. Every mechanism gets the same treatment: the protocol `tuned`
+(short convolution, output norm, initialisation), the same learning rates, batches and seeds. Two rows have values twice
+as wide: as many bytes of state as Gated VLA, whose A doubles it. Every run is recorded once it ends, and is not made
+again.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reproduction.claims import Item, Value
+from reproduction.records import Results, load
+from reproduction.runner import reproduce
+from reproduction.runs import FULL, QUICK, Preset, Train
+from varla.cli.output import say, show, table
+
+RECORDS = Path("evaluation/results")
+RUNS = Path("runs/evaluation")
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A mechanism with layer options. `wide`: values are twice as wide as keys."""
+
+    mechanism: str
+    options: Mapping[str, Any]
+    wide: bool = False
+
+
+CONTENDERS: Mapping[str, Contender] = {
+    "softmax": Contender("softmax", {}),
+    "deltanet": Contender("deltanet", {}),
+    "deltanet, wide": Contender("deltanet", {}, wide=True),
+    "gated-deltanet": Contender("gated-deltanet", {}),
+    "gated-deltanet, wide": Contender("gated-deltanet", {}, wide=True),
+    "vla": Contender("vla", {}),
+    "gated-vla": Contender("gated-vla", {}),
+    "gated-vla, A fixed": Contender("gated-vla", {"update_penalty": False}),
+}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Sizes of the runs at one preset."""
+
+    pairs: tuple[int, ...]
+    head_dim: int
+    rates: tuple[float, ...]
+    steps: int
+    batch: int
+    precision: str
+
+
+# The vocabulary grows with the pairs, 8 tokens a pair: a value is then as hard to guess at every n.
+SCALES: Mapping[str, Scale] = {
+    "quick": Scale((16, 32), 16, (3e-3,), 600, 32, "fp32"),
+    "full": Scale((64, 128, 256), 64, (1e-3, 3e-3), 4000, 64, "bf16"),
+}
+
+
+def run(name: str, n: int, rate: float, seed: int, preset: Preset) -> Train:
+    """One training run."""
+    contender, scale = CONTENDERS[name], SCALES[preset.name]
+    layer = {"head_dim": scale.head_dim, **contender.options}
+    if contender.wide:
+        layer["value_dim"] = 2 * scale.head_dim
+    rare = {"eval_every": max(1, scale.steps // 4), "checkpoint_every": scale.steps}
+    return Train(
+        {
+            "mechanism": contender.mechanism,
+            "preset": "tuned",
+            "seed": seed,
+            "task": {"name": "mqar-zoology", "n": n, "vocab_size": 8 * n},
+            "layer": layer,
+            "train": {
+                "steps": scale.steps, "lr": rate, "batch_size": scale.batch, "precision": scale.precision,
+                "graph": not preset.quick, **rare,
+            },
+        }
+    )  # fmt: skip
+
+
+def runs(preset: Preset) -> Sequence[Train]:
+    """All runs, the hardest first: if time runs out, the easy ones are missing."""
+    scale = SCALES[preset.name]
+    return [
+        run(name, n, rate, seed, preset)
+        for n in reversed(scale.pairs)
+        for seed in preset.seeds
+        for rate in scale.rates
+        for name in CONTENDERS
+    ]
+
+
+ITEM = Item("recall", "E1", "Recall against bytes of state", __doc__ or "", (), runs)
+
+
+def rows(results: Results, preset: Preset) -> list[list[Value]]:
+    """A row for each contender: bytes of state of a layer, then for each n and rate the least to greatest accuracy."""
+    scale, found = SCALES[preset.name], []
+    for name in CONTENDERS:
+        made = [run(name, scale.pairs[-1], rate, seed, preset) for rate in scale.rates for seed in preset.seeds]
+        sizes = {record["state bytes"] for record in map(results.get, made) if record is not None}
+        cells = [
+            _accuracies(results.accuracies(run(name, n, rate, seed, preset) for seed in preset.seeds))
+            for n in scale.pairs
+            for rate in scale.rates
+        ]
+        found.append([name, f"{sizes.pop():,}" if len(sizes) == 1 else "-", *cells])
+    return found
+
+
+def headers(preset: Preset) -> list[str]:
+    """The columns of `rows`."""
+    scale = SCALES[preset.name]
+    return ["mechanism", "state bytes", *(f"n = {n}, rate {rate:g}" for n in scale.pairs for rate in scale.rates)]
+
+
+def _accuracies(values: Sequence[float]) -> str:
+    """ "0.998", or "0.992 to 0.999 (3)" of several seeds."""
+    if not values:
+        return "-"
+    if len(values) == 1:
+        return f"{values[0]:.3f}"
+    return f"{min(values):.3f} to {max(values):.3f} ({len(values)})"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser("python -m evaluation.recall", description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("command", nargs="?", choices=("show", "run"), default="show")
+    parser.add_argument("--preset", choices=SCALES, default="quick")
+    parser.add_argument("--jobs", type=int, metavar="N", help="training runs at a time")
+    parser.add_argument("--device", help="cpu or cuda")
+    parser.add_argument("--minutes", type=float, metavar="M", help="stop and save after this time")
+    parser.add_argument("--records", type=Path, default=RECORDS, metavar="FOLDER")
+    parser.add_argument("--runs", type=Path, default=RUNS, metavar="FOLDER", help="folder of unfinished runs")
+    given = parser.parse_args(arguments)
+    preset = {each.name: each for each in (QUICK, FULL)}[given.preset]
+    failed: list[tuple[str, str]] = []
+    if given.command == "run":
+        outcome = reproduce(
+            [ITEM], preset, reports=given.records, runs=given.runs, jobs=given.jobs, device=given.device,
+            minutes=given.minutes, say=say,
+        )  # fmt: skip
+        failed = outcome.failed
+        say(f"{outcome.before} runs already recorded, {outcome.made} made now, {outcome.left} left")
+    columns = headers(preset)
+    show(table(columns, rows(load(given.records, preset.name), preset), right=columns[1:]))
+    for name, reason in failed:
+        say(f"{name} failed: {reason}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

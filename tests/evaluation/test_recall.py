@@ -1,0 +1,59 @@
+"""The evaluation of recall: the same treatment for all, equal bytes of state, and a table of what is recorded."""
+
+import pytest
+
+from evaluation import recall
+from reproduction.records import Results
+from reproduction.runs import FULL, QUICK
+from varla.layers import build
+
+PRESETS = pytest.mark.parametrize("preset", [QUICK, FULL], ids=lambda preset: preset.name)
+
+
+@PRESETS
+def test_every_mechanism_gets_the_same_treatment(preset):
+    made = recall.runs(preset)
+    assert len({run.key for run in made}) == len(made)
+    for name in recall.CONTENDERS:
+        own = recall.run(name, 16, 1e-3, 42, preset).config
+        other = recall.run("softmax", 16, 1e-3, 42, preset).config
+        assert (own.preset, own.task, own.train, own.seed) == (other.preset, other.task, other.train, other.seed)
+        assert own.layer["head_dim"] == recall.SCALES[preset.name].head_dim
+
+
+@PRESETS
+def test_wide_values_make_as_many_bytes_of_state_as_A(preset):
+    def state_bytes(name):
+        config = recall.run(name, 16, 1e-3, 42, preset).config
+        return build(config.mechanism, d_model=128, n_heads=4, **config.layer).state_size(64)
+
+    ours = state_bytes("gated-vla")
+    for name in ("deltanet, wide", "gated-deltanet, wide"):
+        assert state_bytes(name) == pytest.approx(ours, rel=0.07)  # Gated VLA's state also has a z, which is not used
+        assert state_bytes(name) == pytest.approx(2 * state_bytes(name.removesuffix(", wide")), rel=0.01)
+
+
+def test_the_table_shows_what_is_recorded():
+    scale = recall.SCALES["full"]
+    results = Results()
+    for seed, accuracy in zip(FULL.seeds, (0.9, 0.99, 0.95), strict=True):
+        run = recall.run("gated-vla", 128, 1e-3, seed, FULL)
+        results.records[run.key] = {"status": "finished", "final": {"eval": accuracy}, "state bytes": 1234}
+    columns, rows = recall.headers(FULL), recall.rows(results, FULL)
+    assert [row[0] for row in rows] == list(recall.CONTENDERS)
+    assert {len(row) for row in rows} == {len(columns)} == {2 + len(scale.pairs) * len(scale.rates)}
+    row = dict(zip(columns, next(row for row in rows if row[0] == "gated-vla"), strict=True))
+    assert row["n = 128, rate 0.001"] == "0.900 to 0.990 (3)"
+    assert row["n = 64, rate 0.001"] == "-"
+
+
+def test_a_run_is_recorded_and_not_made_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(recall, "SCALES", {"quick": recall.Scale((2,), 4, (1e-3,), 2, 2, "fp32")})
+    monkeypatch.setattr(recall, "CONTENDERS", {name: recall.CONTENDERS[name] for name in ("gated-vla", "softmax")})
+    given = ["--records", str(tmp_path / "records"), "--runs", str(tmp_path / "runs"), "--jobs", "1"]
+    assert recall.main(["run", *given]) == 0
+    assert "2 made now, 0 left" in capsys.readouterr().out
+    assert recall.main(["run", *given]) == 0
+    assert "2 runs already recorded, 0 made now, 0 left" in capsys.readouterr().out
+    assert recall.main(given) == 0
+    assert "gated-vla" in capsys.readouterr().out
