@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reproduction.claims import Item, Value
+from reproduction.claims import Item
 from reproduction.records import Results, load
 from reproduction.runner import reproduce
 from reproduction.runs import FULL, QUICK, Preset, Train
@@ -104,7 +104,7 @@ def runs(preset: Preset) -> Sequence[Train]:
 ITEM = Item("recall", "E1", "Recall against bytes of state", __doc__ or "", (), runs)
 
 
-def rows(results: Results, preset: Preset) -> list[list[Value]]:
+def rows(results: Results, preset: Preset) -> list[list[str]]:
     """A row for each contender: bytes of state of a layer, then for each n and rate the least to greatest accuracy."""
     scale, found = SCALES[preset.name], []
     for name in CONTENDERS:

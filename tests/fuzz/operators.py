@@ -149,7 +149,9 @@ def _add_state(name: str, function: Any, found: dict[str, Any]) -> None:
 
 
 def _spoil(arguments: dict[str, Any], draw: random.Random) -> None:
-    """Change one argument."""
+    """Change one argument, if one is left."""
+    if not arguments:
+        return
     key = draw.choice(list(arguments))
     value = arguments[key]
     if draw.random() < 0.05:

@@ -79,8 +79,7 @@ MIN_KERNEL_ELEMENTS = 2**20
 def worth_a_kernel(like: Tensor, *others: Tensor) -> bool:
     """Whether a kernel can run (`can_launch`) and the tensor is large enough to gain from it."""
     # The device first: asking for the size would bind an exported graph to some lengths.
-    there = like.is_cuda or (triton_interpreted() and not torch.compiler.is_exporting())
-    return there and like.numel() >= MIN_KERNEL_ELEMENTS and can_launch(like, *others)
+    return like.is_cuda and like.numel() >= MIN_KERNEL_ELEMENTS and can_launch(like, *others)
 
 
 def cannot_launch(like: Tensor, sizes: Mapping[str, int] | None = None, instead: str = "another form") -> str | None:

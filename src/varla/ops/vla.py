@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from varla.arguments import refuse_unknown
-from varla.ops.checks import check_gated, check_untracked
+from varla.ops.checks import check_gated, check_inputs, check_untracked
 from varla.ops.directions.reference import directions_reference
 from varla.ops.directions.settings import DirectionOptions, DirectionSettings
 from varla.ops.dispatch import (
@@ -54,12 +54,16 @@ class VLASettings(DirectionSettings):
 
     # The settings of `directions` and of `memory`.
     halves: tuple[DirectionSettings, MemorySettings] = field(init=False, repr=False, compare=False)
+    # Whether the kernels get features of q and k that are computed before.
+    prepares_features: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Make the settings of `directions` and of `memory`, which check every value."""
         along = {name: getattr(self, name) for name in _ALONG}
         held = {name: getattr(self, name) for name in _HELD}
         object.__setattr__(self, "halves", (DirectionSettings(**along), MemorySettings(**held)))
+        prepares = self.feature_map == "silu" or self.normalize_query or self.scale != 1
+        object.__setattr__(self, "prepares_features", prepares)
 
 
 # The scalars of `directions` and of `memory`. torch.compile cannot read the fields of a dataclass.
@@ -88,6 +92,7 @@ class VLAStep(VLAOptions, Gates, total=False):
 
 
 GATES: dict[str, Tensor | None] = {"beta": None, "decay": None, "strength": None}
+KEYWORDS = {**GATES, **SCALARS}
 
 
 @overload
@@ -152,11 +157,18 @@ def vla(
     Returns:
         o [B, T, H, Dv] in the inputs' dtype, or (o, VLAState) with `return_state`.
     """
-    call, own = split(options, {**GATES, **SCALARS})
+    call, own = split(options, KEYWORDS)
     gates = {name: own.pop(name, None) for name in GATES}
-    settings = settings_of(VLASettings, own).halves
-    inputs, sizes = _checked("B T H", q, k, v, u, gates, settings)
-    return run(_mechanism(inputs, settings), inputs, sizes, settings, return_state, **call)
+    settings, gated = settings_of(VLASettings, own), any(x is not None for x in gates.values())
+    if gated:
+        inputs, sizes = _gated("B T H", q, k, v, u, gates, settings)
+    else:
+        tensors, sizes = check_inputs(
+            {"q": (q, "B T H D"), "k": (k, "B T H D"), "v": (v, "B T H Dv"), "u": (u, "B T H D")}
+        )
+        inputs = [*tensors, None, None, None]
+    mechanism = _GATED if gated or settings.prepares_features else _VLA
+    return run(mechanism, inputs, sizes, settings.halves, return_state, **call)
 
 
 @accepts(GATES, SCALARS)
@@ -186,17 +198,17 @@ def vla_step(
         refuse_unknown("option", name, ["inplace", "backend", *GATES, *SCALARS], error=TypeError)
     own: dict[str, Any] = dict(options)
     gates = {name: own.pop(name, None) for name in GATES}
-    settings = settings_of(VLASettings, own).halves
-    inputs, sizes = _checked("B H", q, k, v, u, gates, settings)
+    settings, gated = settings_of(VLASettings, own), any(x is not None for x in gates.values())
+    inputs, sizes = _gated("B H", q, k, v, u, gates, settings)
     if inplace:
-        given = {name: x for name, x in {"q": q, "k": k, "v": v, "u": u, **gates}.items() if x is not None}
-        check_untracked("an update in place keeps nothing for a backward", given)
-    mechanism = _mechanism(inputs, settings)
-    return run_step(mechanism, inputs, sizes, settings, state, backend=backend, inplace=inplace)
+        named = {name: x for name, x in {"q": q, "k": k, "v": v, "u": u, **gates}.items() if x is not None}
+        check_untracked("an update in place keeps nothing for a backward", named)
+    mechanism = _GATED if gated or settings.prepares_features else _VLA
+    return run_step(mechanism, inputs, sizes, settings.halves, state, backend=backend, inplace=inplace)
 
 
-def _checked(
-    where: str, q: Tensor, k: Tensor, v: Tensor, u: Tensor, gates: Mapping[str, Any], settings: Sequence[Any]
+def _gated(
+    where: str, q: Tensor, k: Tensor, v: Tensor, u: Tensor, gates: Mapping[str, Any], settings: VLASettings
 ) -> tuple[list[Any], dict[str, int]]:
     """(inputs of the operator, sizes). The tensors begin with dimensions `where`."""
     wide, values = f"{where} D", f"{where} Dv"
@@ -204,7 +216,7 @@ def _checked(
         {"q": (q, wide), "k": (k, wide), "v": (v, values), "u": (u, wide)},
         {name: (x, where) for name, x in gates.items()},
     )
-    settings[0].check_strength(inputs[6])
+    settings.check_strength(inputs[6])
     return inputs, sizes
 
 
@@ -229,7 +241,7 @@ def _kernels(
     dtype, D = inputs[0].dtype, inputs[0].shape[-1]
     if dtype != torch.float32 and inputs[6] is None and along.needs_float32(D):
         inputs = [None if x is None else x.float() for x in inputs]
-    if along.feature_map == "silu" or own.normalize_query or own.scale != 1:  # the kernels know other features alone
+    if own.feature_map == "silu" or own.normalize_query or own.scale != 1:  # features that the kernels do not know
         q, k, *others = inputs
         (q,) = scaled_features(q, None, own.feature_map, own.normalize_query, own.scale_of(D), q.dtype)
         (k,) = scaled_features(k, None, own.feature_map, False, 1.0, k.dtype)
@@ -249,9 +261,3 @@ def _decode(inputs: Sequence[Any], state: VLAState, settings: Sequence[Any]) -> 
 
 _VLA = Mechanism(VLAState, _reference, vla_chunk, _kernels, decode=_decode)
 _GATED = replace(_VLA, kernel_tokens=UNTRIED)
-
-
-def _mechanism(inputs: Sequence[Any], settings: Sequence[Any]) -> Mechanism[VLAState]:
-    own = settings[1]
-    plain = own.feature_map != "silu" and not own.normalize_query and own.scale == 1
-    return _VLA if plain and all(x is None for x in inputs[4:]) else _GATED

@@ -23,7 +23,7 @@ from varla.ops.state import VLAState
 from varla.ops.triton import op
 from varla.ops.triton.launcher import Precision, Shape
 from varla.ops.triton.plan import make_plan, span_length
-from varla.ops.vla import VLASettings
+from varla.ops.vla import GATES, VLASettings
 
 POINTERS = {
     torch.float64: "*fp64",
@@ -98,7 +98,8 @@ def main(arch: int, dtype: torch.dtype, D: int, DV: int, refresh: int | None, ga
     plan = make_plan((T,), span_length(T, H), torch.device("cpu"))
     shape = Shape.of(H, D, DV, precision.buffer, arch // 10)
     along, held = settings.halves
-    op.launcher_for = lambda *_: VLALauncher(plan, shape, precision, along, held)  # type: ignore[assignment]
+    given = frozenset(GATES if gated else ())
+    op.launcher_for = lambda *_: VLALauncher(plan, shape, precision, along, held, given=given)  # type: ignore[assignment]
     leaves = [y.requires_grad_() for y in x]
     state = VLAState.zeros({"B": 1, "H": H, "D": D, "Dv": DV}, torch.float32, torch.device("cpu"))
     o, *_ = vla_triton(

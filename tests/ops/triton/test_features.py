@@ -76,7 +76,7 @@ def test_the_adjoints_are_those_written_by_hand(kind: str) -> None:
     """Of one vector, by the functions that other backwards are made of."""
     x, dy = (randn(2, 3, 2, 5, seed=seed).float().to(DEVICE) for seed in (1, 2))
     phi = features.feature(x, kind)
-    wanted = features.feature_backward(features.unit_backward(dy, *features.unit(phi)), phi, kind)
+    wanted = features.feature_backward(features.unit_backward(dy, *features.unit(phi)), x, phi, kind)
     leaf = x.clone().requires_grad_()
     (got,) = torch.autograd.grad(features_triton(leaf, None, kind, True, 1.0, torch.float32), leaf, [dy])
     assert relative(got, wanted) <= 1e-6

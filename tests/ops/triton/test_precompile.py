@@ -19,7 +19,7 @@ from varla.ops.triton import launcher, precompile  # noqa: E402
 from varla.ops.triton.launcher import NARROW_KEY, Launcher, Precision, Shape  # noqa: E402
 from varla.ops.triton.op import rehearse  # noqa: E402
 from varla.ops.triton.plan import make_plan, span_length  # noqa: E402
-from varla.ops.vla import VLASettings  # noqa: E402
+from varla.ops.vla import GATES, VLASettings  # noqa: E402
 
 KERNELS = [
     (module, name)
@@ -63,7 +63,8 @@ def rehearsal(
     kind: type[Launcher], shape: Shape, precision: Precision, dtype: torch.dtype, gated: bool, *settings: Any
 ) -> Any:
     given = [gated or not name.endswith("?") for name in kind.inputs.split()]
-    made = kind(make_plan((64,), 64, CPU), shape, precision, *settings)
+    names = frozenset(GATES if gated else ())
+    made = kind(make_plan((64,), 64, CPU), shape, precision, *settings, given=names)
 
     def call(tokens: int, plan: Any, started: list[Any]) -> None:
         rehearse(replace(made, plan=plan, dry=started), settings, given, tokens, dtype, CPU, True)

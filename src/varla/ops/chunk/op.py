@@ -40,6 +40,8 @@ class ChunkOperator(StateOperator):
         """See StateOperator."""
         call, state, keep = self.split(arguments)
         kept = self.buffers(call, state) if keep else []
+        for x in kept:
+            x[-1].zero_()  # the spare one: no chunk fills it
         with torch.autocast(call.t.device.type, enabled=False):  # products run in the state's precision
             o, final = driver.forward(self._job(call), call.inputs, present(state), kept)
         return [o, *final, *kept]

@@ -110,6 +110,7 @@ class Launcher:
     plan: Plan
     shape: Shape
     precision: Precision
+    given: frozenset[str] = field(default=frozenset(), kw_only=True)  # the optional inputs that there are
     dry: list[Any] | None = field(default=None, kw_only=True)
 
     @property
@@ -130,7 +131,7 @@ class Launcher:
     def run(self, x: Sequence[Any], state: Sequence[Tensor], t: Tensor, kept: list[Tensor]) -> Sequence[Tensor]:
         """(outputs, *final state) from contiguous inputs x [tokens, H, *] and state; fills the buffers `kept`.
 
-        Inputs that are not given are None, and so are their gradients.
+        Another tensor takes the place of an optional input that is not given, and no kernel reads it there.
         """
         raise NotImplementedError
 

@@ -38,7 +38,7 @@ class KernelOperator(StateOperator):
         if first.numel() == 0:
             return [torch.empty_like(like), *(x.clone() for x in state), *extra]
         with torch.cuda.device_of(first):
-            tokens = [None if x is None else x.flatten(0, 1).contiguous() for x in call.inputs]
+            tokens = [(first if x is None else x).flatten(0, 1).contiguous() for x in call.inputs]
             launcher = self._launcher(call, keep)
             o, *final = launcher.run(tokens, [x.contiguous() for x in state], call.t, kept)
         return [o.to(like.dtype).view(like.shape), *final, *extra]
@@ -51,7 +51,7 @@ class KernelOperator(StateOperator):
         if first.numel() == 0:
             return [None if x is None else torch.zeros_like(x) for x in call.inputs], [x.clone() for x in dfinal]
         with torch.cuda.device_of(first):
-            *tokens, do = (None if x is None else x.flatten(0, 1).contiguous() for x in (*call.inputs, do))
+            *tokens, do = ((first if x is None else x).flatten(0, 1).contiguous() for x in (*call.inputs, do))
             launcher = self._launcher(call, True)
             grads, dstate = launcher.run_backward(tokens, call.t, kept, do, [x.contiguous() for x in dfinal])
         pairs = zip(grads, call.inputs, strict=True)
@@ -99,7 +99,9 @@ def launcher_for(
     H, D, DV = sizes
     precision = Precision.of(dtype, D)
     shape = Shape.of(H, D, DV, precision.buffer, capability_of(device))
-    found = kind(make_plan(lengths, span_length(sum(lengths), H), device), shape, precision, *settings)
+    optional = frozenset(name.rstrip("?") for name, here in zip(kind.inputs.split(), given, strict=True) if here)
+    plan = make_plan(lengths, span_length(sum(lengths), H), device)
+    found = kind(plan, shape, precision, *settings, given=optional)
 
     def call(tokens: int, plan: Plan, started: list[Any]) -> None:
         rehearse(replace(found, plan=plan, dry=started), settings, given, tokens, dtype, device, backward)
@@ -124,14 +126,12 @@ def rehearse(
     widths = {"v": shape.DV, **dict.fromkeys(GATES, 1)}
     dims = [DIMENSIONS[name].split() for name in launcher.state.split()]
     last = [widths.get(name.rstrip("?"), shape.D) for name in launcher.inputs.split()]
-    inputs = [
-        torch.empty(1, tokens, shape.H, width, dtype=dtype, device=device) if here else None
-        for width, here in zip(last, given, strict=True)
-    ]
+    tensors = [torch.empty(1, tokens, shape.H, width, dtype=dtype, device=device) for width in last]
+    inputs = [x if here else None for x, here in zip(tensors, given, strict=True)]
     state = [torch.empty([sizes[letter] for letter in each], device=device) for each in dims]
     t = torch.empty(len(plan.sequences), dtype=torch.int64, device=device)
     kept = launcher.buffers(inputs, len(plan.chunks), len(plan.spans), *settings)
-    x = [None if each is None else each[0] for each in inputs]
+    x = [each[0] for each in tensors]
     results = launcher.run(x, state, t, kept)
     if backward:
         o, *final = results

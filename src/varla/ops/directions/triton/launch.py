@@ -25,24 +25,10 @@ FEW_HEADS = 48  # heads of all sequences together. With more, walking each seque
 
 
 class Penalty(NamedTuple):
-    """Penalty directions u [tokens, H, D] and their strengths [tokens, H, 1], if given; or the gradients of both."""
+    """Penalty directions u [tokens, H, D] and their strengths [tokens, H, 1], or the gradients of both."""
 
     u: Tensor
-    strength: Tensor | None
-
-    @property
-    def pointers(self) -> tuple[Tensor, Tensor]:
-        """Both. u takes the place of missing strengths, and no kernel reads it there."""
-        return self.u, self.u if self.strength is None else self.strength
-
-    @property
-    def on(self) -> bool:
-        """Whether there are strengths."""
-        return self.strength is not None
-
-    def empty(self) -> "Penalty":
-        """Empty tensors for the gradients."""
-        return Penalty(torch.empty_like(self.u), None if self.strength is None else torch.empty_like(self.strength))
+    strength: Tensor
 
 
 class Kept(NamedTuple):
@@ -114,10 +100,10 @@ class DirectionLauncher(Launcher):
         spans, start = (plan.sequences, A) if self._serial else (plan.spans, kept.A)
         self.launch(
             walk.forward_walk, (len(spans) * s.H,),
-            k, *u.pointers, start, t, spans, kept.A, final, a, kept.gain, kept.J, plan.span_first,
+            k, *u, start, t, spans, kept.A, final, a, kept.gain, kept.J, plan.span_first,
             A.new_empty(len(spans) * s.H, 256),  # for tiles.cholesky_inverse
             s.H, s.D, *self._scalars, plan.span if self._serial else 0,
-            **self._walk, STRENGTH=u.on, GAIN=self.settings.gain, EXACT=self.precision.exact, WARPS=s.warps,
+            **self._walk, STRENGTH=self._strong, GAIN=self.settings.gain, EXACT=self.precision.exact, WARPS=s.warps,
         )  # fmt: skip
         return self._unless_empty(final, A) if plan.empty else final
 
@@ -134,8 +120,8 @@ class DirectionLauncher(Launcher):
         G, Z, Y, K = (torch.empty_like(a) if refresh else dP for _ in range(4))
         self.launch(
             walk.backward_walk, (len(plan.spans) * s.H,),
-            k, *u.pointers, kept.gain, dP, dk, G, Z, Y, kept.J, K, kept.A, t, plan.spans, plan.chunk_first, s.H, s.D,
-            *self._scalars, **self._walk, STRENGTH=u.on,
+            k, *u, kept.gain, dP, dk, G, Z, Y, kept.J, K, kept.A, t, plan.spans, plan.chunk_first, s.H, s.D,
+            *self._scalars, **self._walk, STRENGTH=self._strong,
         )  # fmt: skip
         if refresh:
             initial = torch.empty_like(dA)
@@ -196,11 +182,11 @@ class DirectionLauncher(Launcher):
         V = torch.empty_like(u.u, dtype=torch.float32)
         self.launch(
             walk.element_walk, (len(plan.spans) * s.H,),
-            *u.pointers, t, plan.spans, out.new_empty(len(plan.spans) * s.H, 256), C, F, V, s.H, s.D, *self._scalars,
-            BD=s.BD, STRENGTH=u.on, WALK=self.precision.walk, EXACT=self.precision.exact, WARPS=s.warps,
+            *u, t, plan.spans, out.new_empty(len(plan.spans) * s.H, 256), C, F, V, s.H, s.D, *self._scalars,
+            BD=s.BD, STRENGTH=self._strong, WALK=self.precision.walk, EXACT=self.precision.exact, WARPS=s.warps,
             num_warps=s.warps,
         )  # fmt: skip
-        self._square_sum(Penalty(V, None), J, unit=False)
+        self._square_sum(Penalty(V, V), J, unit=False)
         programs = len(plan.sequences) * s.H
         self.launch(
             inverse.compose, (programs,),
@@ -212,8 +198,8 @@ class DirectionLauncher(Launcher):
         s, plan = self.shape, self.plan
         self.launch(
             inverse.square_sum, (len(plan.spans) * s.H,),
-            *u.pointers, plan.spans, out, s.H, s.D, self._scalars[0],
-            BD=s.BD, BLOCK=32, UNIT=unit, STRENGTH=u.on, WALK=self.precision.walk, num_warps=s.warps,
+            *u, plan.spans, out, s.H, s.D, self._scalars[0],
+            BD=s.BD, BLOCK=32, UNIT=unit, STRENGTH=unit and self._strong, WALK=self.precision.walk, num_warps=s.warps,
         )  # fmt: skip
 
     def _inverse(self, x: Tensor) -> Tensor:
@@ -249,16 +235,15 @@ class DirectionLauncher(Launcher):
         )  # fmt: skip
         if fixed:
             self.running_sum(sums, dA, total, plan.gradient_first, reverse=True)
-            still = None if u.strength is None else torch.zeros_like(u.strength)
-            return Penalty(torch.zeros_like(u.u), still), (total + total.mT) / 2
+            return Penalty(torch.zeros_like(u.u), torch.zeros_like(u.strength)), (total + total.mT) / 2
         self.running_sum(sums, self._through_inverse(final, dA), total, plan.gradient_first, reverse=True)
-        du = u.empty()
+        du = Penalty(torch.empty_like(u.u), torch.empty_like(u.strength))
         self.launch(
             inverse.direction_backward, (len(plan.chunks) * s.H,),
-            *u.pointers, a, G, sums, *du.pointers, plan.chunks, plan.chunk_position, plan.chunk_first,
+            *u, a, G, sums, *du, plan.chunks, plan.chunk_position, plan.chunk_first,
             plan.gradient_first, s.H, s.D, self._scalars[0],
-            BD=s.BD, STRENGTH=u.on, CHUNK=CHUNK, SPAN=GRADIENT_SPAN, DOT=self.precision.dot, num_warps=s.finish_warps,
-            num_stages=1,
+            BD=s.BD, STRENGTH=self._strong, CHUNK=CHUNK, SPAN=GRADIENT_SPAN, DOT=self.precision.dot,
+            num_warps=s.finish_warps, num_stages=1,
         )  # fmt: skip
         return du, self._through_inverse(self._inverse(A), total)
 
@@ -269,17 +254,15 @@ class DirectionLauncher(Launcher):
         s, plan = self.shape, self.plan
         self.launch(
             walk.factor_backward, (len(plan.chunks) * s.H,),
-            k, *u.pointers, dP, V, Z, kept.J, X, rest, plan.chunks, plan.chunk_position, t, s.H, s.D, *self._scalars,
-            BD=s.BD, STRENGTH=u.on, STEPS=4, MAP=self.settings.feature_map, UNIT=self._unit, DOT=self.precision.times,
-            num_warps=4,
+            k, *u, dP, V, Z, kept.J, X, rest, plan.chunks, plan.chunk_position, t, s.H, s.D, *self._scalars,
+            BD=s.BD, STRENGTH=self._strong, STEPS=4, MAP=self.settings.feature_map, UNIT=self._unit,
+            DOT=self.precision.times, num_warps=4,
         )  # fmt: skip
-        du = u.empty()
-        if X.dtype == u.u.dtype:
-            du = Penalty(X, du.strength)
+        du = Penalty(X if X.dtype == u.u.dtype else torch.empty_like(u.u), torch.empty_like(u.strength))
         self.launch(
             walk.direction_walk, (len(plan.spans) * s.H,),
-            *u.pointers, X, rest, Z, *du.pointers, kept.A, t, plan.spans, s.H, s.D, *self._scalars,
-            BD=s.BD, STRENGTH=u.on, DOT=self.precision.times, WALK=self.precision.walk,
+            *u, X, rest, Z, *du, kept.A, t, plan.spans, s.H, s.D, *self._scalars,
+            BD=s.BD, STRENGTH=self._strong, DOT=self.precision.times, WALK=self.precision.walk,
             num_warps=4 if s.half else s.warps,
         )  # fmt: skip
         return du
@@ -292,6 +275,10 @@ class DirectionLauncher(Launcher):
             "BD": s.BD, **self._switches, "UNIT": self._unit, "PAST": p.dot, "WALK": p.walk, "num_warps": s.warps,
             "num_stages": 1,
         }  # fmt: skip
+
+    @cached_property
+    def _strong(self) -> bool:
+        return "strength" in self.given
 
     @cached_property
     def _switches(self) -> dict[str, Any]:

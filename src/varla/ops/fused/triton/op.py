@@ -34,8 +34,8 @@ class VLALauncher(Launcher):
         """The launchers of `directions` and of `memory`."""
         shared = self.plan, self.shape, self.precision
         return (
-            directions.DirectionLauncher(*shared, self.along, dry=self.dry),
-            memory.MemoryLauncher(*shared, self.settings, dry=self.dry),
+            directions.DirectionLauncher(*shared, self.along, given=self.given, dry=self.dry),
+            memory.MemoryLauncher(*shared, self.settings, given=self.given, dry=self.dry),
         )
 
     @property

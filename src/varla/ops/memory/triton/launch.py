@@ -18,24 +18,14 @@ from varla.ops.triton.plan import CHUNK, parts
 
 
 class Tokens(NamedTuple):
-    """Contiguous queries, keys, values, write directions [tokens, H, *] and, where given, gates [tokens, H, 1]."""
+    """Contiguous queries, keys, values, write directions [tokens, H, *] and gates [tokens, H, 1]; see Launcher.run."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     a: Tensor  # in the dtype of the buffers
-    beta: Tensor | None
-    decay: Tensor | None
-
-    @property
-    def gates(self) -> tuple[Tensor, Tensor]:
-        """beta and decay. Another tensor takes the place of a missing one, and no kernel reads it."""
-        return self.q if self.beta is None else self.beta, self.q if self.decay is None else self.decay
-
-    @property
-    def switches(self) -> dict[str, bool]:
-        """Which gates there are, for kernels that read both."""
-        return {"BETA": self.beta is not None, "DECAY": self.decay is not None}
+    beta: Tensor
+    decay: Tensor
 
 
 class Kept(NamedTuple):
@@ -56,14 +46,17 @@ class Kept(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients of q, k (without the part through a) and v [tokens, H, *], of a or A k, of the gates and the state."""
+    """Gradients of q, k (without the part through a), v [tokens, H, *], a or A k, the gates [tokens, H], and the state.
+
+    Those of gates that are not given are empty.
+    """
 
     dq: Tensor
     dk: Tensor
     dv: Tensor
     da: Tensor
-    dbeta: Tensor | None
-    ddecay: Tensor | None
+    dbeta: Tensor
+    ddecay: Tensor
     dS: Tensor
     dz: Tensor
 
@@ -133,10 +126,10 @@ class MemoryLauncher(Launcher):
         # Fills tk, norm, tinv and W. E gets Tv, and z0 the sum of each chunk's key features.
         self.launch(
             kernels.prepare, (len(plan.chunks) * s.H,),
-            x.q, x.k, x.v, x.a, *x.gates, kept.norm, kept.since, kept.weight, kept.tinv, kept.W, tk, E, kept.z0,
+            x.q, x.k, x.v, x.a, x.beta, x.decay, kept.norm, kept.since, kept.weight, kept.tinv, kept.W, tk, E, kept.z0,
             plan.chunks, s.H, s.D, s.DV,
             BD=max(s.BD, s.min_row), BV=max(s.BV, s.min_row), MAP=c.feature_map, UNIT=c.normalize_key, ERROR=c.error,
-            **x.switches, DOT=self.precision.dot, SOLVE=self.precision.times, num_warps=4,
+            **self._gates, DOT=self.precision.dot, SOLVE=self.precision.times, num_warps=4,
             maxnreg=168 if s.half else None,
         )  # fmt: skip
         # Fills S0, and turns E into the errors and z0 into z before every chunk.
@@ -145,17 +138,17 @@ class MemoryLauncher(Launcher):
             kernels.scan, (len(plan.sequences) * s.H, tiles),
             tk, E, x.a, kept.since, kept.weight, S, z, kept.z0, kept.S0, final_S, final_z, plan.chunks,
             plan.chunk_first, s.H, s.D, s.DV,
-            BD=s.BD, BV=narrow, ERROR=c.error, **self._weights(x), DOT=self.precision.dot,
+            BD=s.BD, BV=narrow, ERROR=c.error, **self._weights, DOT=self.precision.dot,
             num_warps=4, num_stages=s.scan_stages,
         )  # fmt: skip
         del tk
         o = torch.empty_like(x.v)
         self.launch(
             kernels.read, (len(plan.chunks) * s.H, -(-s.DV // s.read_values)),
-            x.q, x.k, x.v, x.gates[1], kept.norm, kept.since, kept.W, kept.S0, kept.z0, o, kept.denominator,
+            x.q, x.k, x.v, x.decay, kept.norm, kept.since, kept.W, kept.S0, kept.z0, o, kept.denominator,
             plan.chunks, s.H, s.D, s.DV, c.eps,
             BD=max(s.BD, s.min_row), BV=max(s.read_values, s.min_row), MAP=c.feature_map, UNIT=c.normalize_key,
-            NORMALIZE=c.normalizer, ERROR=c.error, DECAY=x.decay is not None, DOT=self.precision.dot,
+            NORMALIZE=c.normalizer, ERROR=c.error, DECAY=self._decays, DOT=self.precision.dot,
             num_warps=s.warps, maxnreg=s.registers,
         )  # fmt: skip
         return o, final_S, final_z
@@ -174,15 +167,15 @@ class MemoryLauncher(Launcher):
         reads, dbeta, ddecay = (torch.empty_like(each) for each in (kept.since, kept.weight, kept.since))
         self.launch(
             kernels.unread, (per_chunk,),
-            x.q, x.k, x.a, *x.gates, E, kept.S0, kept.z0, do, kept.denominator, dD, reads, dzs, dq,
+            x.q, x.k, x.a, x.beta, x.decay, E, kept.S0, kept.z0, do, kept.denominator, dD, reads, dzs, dq,
             plan.chunks, s.H, s.D, s.DV, c.eps,
-            BD=s.BD, BV=s.BV, MAP=c.feature_map, NORMALIZE=c.normalizer, **x.switches, DOT=self.precision.dot,
+            BD=s.BD, BV=s.BV, MAP=c.feature_map, NORMALIZE=c.normalizer, **self._gates, DOT=self.precision.dot,
             num_warps=8, num_stages=s.stages, maxnreg=s.registers,
         )  # fmt: skip
         dz_initial = torch.empty_like(dz)
         if not c.normalizer:
             dzs.zero_()
-        if x.decay is None:
+        if not self._decays:
             self.running_sum(dzs, dz, dz_initial, plan.chunk_first, reverse=True)
         else:
             self.launch(
@@ -193,15 +186,14 @@ class MemoryLauncher(Launcher):
         da = torch.empty_like(x.a) if gain is None else self._rows_by_chunk(dSs)
         self.launch(
             kernels.finish, (per_chunk,),
-            x.q, x.k, x.a, *x.gates, kept.norm, kept.denominator if gain is None else gain.by, E, kept.S0, kept.z0, do,
-            kept.denominator, dD, reads, dv, dSs, dzs, dk, da, dbeta, ddecay, plan.chunks, s.H, s.D, s.DV, c.eps,
+            x.q, x.k, x.a, x.beta, x.decay, kept.norm, kept.denominator if gain is None else gain.by, E, kept.S0, kept.z0,
+            do, kept.denominator, dD, reads, dv, dSs, dzs, dk, da, dbeta, ddecay, plan.chunks, s.H, s.D, s.DV, c.eps,
             BD=s.BD, BV=min(s.BV, 32), MAP=c.feature_map, UNIT=c.normalize_key, NORMALIZE=c.normalizer, ERROR=c.error,
-            GAIN="raw" if gain is None else gain.kind, BY_CHUNK=gain is not None, **x.switches,
-            DOT=self.precision.dot, num_warps=8 if x.switches["DECAY"] else s.finish_warps,
+            GAIN="raw" if gain is None else gain.kind, BY_CHUNK=gain is not None, **self._gates,
+            DOT=self.precision.dot, num_warps=8 if self._decays else s.finish_warps,
             num_stages=s.stages,
         )  # fmt: skip
-        slopes = (None if x.beta is None else dbeta, None if x.decay is None else ddecay)
-        return Gradients(dq, dk, dv, da, *slopes, dS_initial, dz_initial)
+        return Gradients(dq, dk, dv, da, dbeta, ddecay, dS_initial, dz_initial)
 
     @cached_property
     def _narrow(self) -> tuple[int, int]:
@@ -217,27 +209,35 @@ class MemoryLauncher(Launcher):
         """Fill dSs (dS after every chunk), dv, and initial (dS before the first chunk)."""
         s, plan, c, narrow = self.shape, self.plan, self.settings, min(self._narrow[0], 32)
         ta, B, K = x.a, x.q, x.a
-        weights = self._weights(x)
-        if c.error or weights["WEIGHT"]:
+        if c.error or self._weights["WEIGHT"]:
             ta, B, K = (torch.empty_like(x.a) for _ in range(3))
             self.launch(
                 kernels.turn, (len(plan.chunks) * s.H,),
                 x.q, x.k, x.a, kept.norm, kept.since, kept.weight, kept.tinv, kept.W, ta, B, K, plan.chunks, s.H, s.D,
-                BD=s.BD, MAP=c.feature_map, UNIT=c.normalize_key, ERROR=c.error, **weights, DOT=self.precision.dot,
-                num_warps=s.warps, maxnreg=s.registers,
+                BD=s.BD, MAP=c.feature_map, UNIT=c.normalize_key, ERROR=c.error, **self._weights,
+                DOT=self.precision.dot, num_warps=s.warps, maxnreg=s.registers,
             )  # fmt: skip
         self.launch(
             kernels.scan_backward, (len(plan.sequences) * s.H, parts(s.DV, narrow)),
             ta, B, K, kept.W, kept.since, do, kept.denominator, dS, dSs, dv, initial,
             plan.chunks, plan.chunk_first, s.H, s.D, s.DV, c.eps,
-            BD=s.BD, BV=narrow, NORMALIZE=c.normalizer, ERROR=c.error, DECAY=x.decay is not None,
+            BD=s.BD, BV=narrow, NORMALIZE=c.normalizer, ERROR=c.error, DECAY=self._decays,
             DOT=self.precision.dot, num_warps=4, num_stages=s.scan_stages,
         )  # fmt: skip
 
-    @staticmethod
-    def _weights(x: Tokens) -> dict[str, bool]:
+    @cached_property
+    def _decays(self) -> bool:
+        return "decay" in self.given
+
+    @cached_property
+    def _gates(self) -> dict[str, bool]:
+        """Which gates there are, for kernels that read them."""
+        return {"BETA": "beta" in self.given, "DECAY": self._decays}
+
+    @cached_property
+    def _weights(self) -> dict[str, bool]:
         """Which gates there are, for kernels that read `since` and `weight`."""
-        return {"WEIGHT": x.beta is not None or x.decay is not None, "DECAY": x.decay is not None}
+        return {"WEIGHT": "beta" in self.given or self._decays, "DECAY": self._decays}
 
     def _rows_by_chunk(self, over: Tensor) -> Tensor:
         """A buffer [chunks, H, CHUNK, D] float32. It reuses the memory of `over` if that has the same size."""
