@@ -186,8 +186,9 @@ class MemoryLauncher(Launcher):
         da = torch.empty_like(x.a) if gain is None else self._rows_by_chunk(dSs)
         self.launch(
             kernels.finish, (per_chunk,),
-            x.q, x.k, x.a, x.beta, x.decay, kept.norm, kept.denominator if gain is None else gain.by, E, kept.S0, kept.z0,
-            do, kept.denominator, dD, reads, dv, dSs, dzs, dk, da, dbeta, ddecay, plan.chunks, s.H, s.D, s.DV, c.eps,
+            x.q, x.k, x.a, x.beta, x.decay, kept.norm, kept.denominator if gain is None else gain.by, E, kept.S0,
+            kept.z0, do, kept.denominator, dD, reads, dv, dSs, dzs, dk, da, dbeta, ddecay, plan.chunks, s.H, s.D, s.DV,
+            c.eps,
             BD=s.BD, BV=min(s.BV, 32), MAP=c.feature_map, UNIT=c.normalize_key, NORMALIZE=c.normalizer, ERROR=c.error,
             GAIN="raw" if gain is None else gain.kind, BY_CHUNK=gain is not None, **self._gates,
             DOT=self.precision.dot, num_warps=8 if self._decays else s.finish_warps,
