@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 import varla
-from benchmarks.gpu import accuracy, cold, decode, linear, paper, parts, sanitizer, speed
+from benchmarks.gpu import accuracy, cold, decode, gated, linear, paper, parts, sanitizer, speed
 from benchmarks.gpu.record import Findings, Options, save, text_of
 
 # The section with the peers comes last: see `speed.run`.
@@ -15,6 +15,7 @@ SECTIONS: dict[str, Callable[[Findings, Options], None]] = {
     "paper": paper.run,
     "decode": decode.run,
     "linear": linear.run,
+    "gated": gated.run,
     "parts": parts.run,
     "sanitizer": sanitizer.run,
     "cold": cold.run,

@@ -68,12 +68,12 @@ def inverse_of(denominator, eps):
 
 
 @triton.jit
-def keys(F, norm, token, count, head, H, UNIT: tl.constexpr):
-    """Keys from their features F: F times `norm` [tokens, H], which is 1 / |F|, if UNIT; else F."""
-    if UNIT:
-        return F * column(norm, token, count, head, H, CHUNK)[:, None]
+def times_column(x, ptr, token, count, head, H, ON: tl.constexpr):
+    """Rows x [CHUNK, *] times their numbers in ptr [tokens, H], if ON. Key features times `norm` are unit keys."""
+    if ON:
+        return x * column(ptr, token, count, head, H, CHUNK)[:, None]
     else:
-        return F
+        return x
 
 
 @triton.jit
@@ -94,15 +94,6 @@ def gated(x, beta, decay, token, count, head, H, BETA: tl.constexpr, DECAY: tl.c
     if BETA:
         x *= strengths(beta, token, count, head, H, BETA)[None, :]
     return x
-
-
-@triton.jit
-def times_column(x, ptr, token, count, head, H, ON: tl.constexpr):
-    """Rows x [CHUNK, *] times their numbers in ptr [tokens, H], if ON."""
-    if ON:
-        return x * column(ptr, token, count, head, H, CHUNK)[:, None]
-    else:
-        return x
 
 
 @triton.jit
@@ -229,7 +220,7 @@ def read(
     mixed = matrix(W, at, i, CHUNK, i, CHUNK)
     B = times_column(Q, since, token, count, head, H, DECAY)
     if ERROR:
-        K = keys(F, norm, token, count, head, H, UNIT)
+        K = times_column(F, norm, token, count, head, H, UNIT)
         if DECAY:
             B = B - dot(mixed * column(since, token, count, head, H, CHUNK)[None, :], K, DOT)
         else:
@@ -323,7 +314,7 @@ def turn(
     if ERROR:
         T = tl.trans(matrix(tinv, at, i, CHUNK, i, CHUNK))
         written = dot(T, written, DOT)
-        key = keys(features(k, token, count, head, H, d, D, CHUNK, MAP), norm, token, count, head, H, UNIT)
+        key = times_column(features(k, token, count, head, H, d, D, CHUNK, MAP), norm, token, count, head, H, UNIT)
         key = operand(times_column(key, since, token, count, head, H, DECAY), DOT)
         store_rows(K, key, token, count, head, H, d, D, CHUNK)
         query -= dot(matrix(W, at, i, CHUNK, i, CHUNK), key, DOT)
@@ -457,7 +448,7 @@ def finish(
     Y = operand(tl.where(i[:, None] > i[None, :], Y, 0.0), DOT)
     Q = operand(features(q, token, count, head, H, d, D, CHUNK, MAP), DOT)
     da = dot(tl.trans(operand(tl.where(past, X, 0.0), DOT)), Q, DOT, da)
-    K = keys(features(k, token, count, head, H, d, D, CHUNK, MAP), norm, token, count, head, H, UNIT)
+    K = times_column(features(k, token, count, head, H, d, D, CHUNK, MAP), norm, token, count, head, H, UNIT)
     if ERROR:
         da = dot(tl.trans(Y), K, DOT, da)
     if DECAY:
