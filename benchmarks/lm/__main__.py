@@ -2,7 +2,8 @@
 
 benchmarks.lm.corpus makes the folder. Every finished run is saved to benchmarks/results/lm.json at once and not made
 again. With `--minutes` a call ends in time, and the next call continues. `--quick` runs everything at a tiny size, on
-the CPU and on this project's own text. `--budget` prints the cost and runs nothing.
+the CPU and on this project's own text. `--gated` is the second comparison, of mechanisms with gates, with its own
+records (lm_gated.json). `--budget` prints the cost and runs nothing.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,18 @@ import torch
 
 from benchmarks import measure
 from benchmarks.lm import data
-from benchmarks.lm.contenders import CONTENDERS, FULL, QUICK, Scale, budget, seconds
+from benchmarks.lm.contenders import (
+    CONTENDERS,
+    EVERY,
+    FULL,
+    GATED,
+    GATED_CONTENDERS,
+    QUICK,
+    Contender,
+    Scale,
+    budget,
+    seconds,
+)
 from benchmarks.lm.record import Record
 from benchmarks.lm.run import Job, run
 from benchmarks.lm.table import markdown
@@ -30,9 +42,9 @@ SPARE = 1.3  # a run may take this many times its expected time
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parse(arguments)
-    scale = sized(given)
+    scale, among = sized(given), GATED_CONTENDERS if given.gated else CONTENDERS
     if given.budget:
-        print(cost(scale, {}))
+        print(cost(scale, {}, among))
         return 0
     deadline = None if given.minutes is None else time.monotonic() + 60 * given.minutes
     device = torch.device("cuda" if torch.cuda.is_available() and not given.quick else "cpu")
@@ -41,10 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     held = data.Validation.of(validation, max(scale.contexts), scale.context, scale.scored, scale.tried)
     print(f"{len(rows)} rows of {scale.context} tokens, {rows.padding:.1%} padding; {len(held.reported)} tokens scored")
     record = Record.load(given.out, scale, corpus)
-    failed = work(
-        record, given.only or list(CONTENDERS), deadline, lambda job: run(job, scale, rows, held, given.eager)
-    )
-    print(cost(scale, record.speeds()))
+    failed = work(record, given.only or list(among), deadline, lambda job: run(job, scale, rows, held, given.eager))
+    print(cost(scale, record.speeds(), among))
     print(markdown(record.runs))
     return 1 if failed else 0
 
@@ -53,11 +63,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m benchmarks.lm", description=__doc__)
     parser.add_argument("--corpus", type=Path, help="folder that benchmarks.lm.corpus wrote")
     parser.add_argument("--quick", action="store_true", help="tiny models, a few steps, on the CPU")
+    parser.add_argument("--gated", action="store_true", help="the comparison of mechanisms with gates")
     parser.add_argument("--budget", action="store_true", help="print the cost and run nothing")
     parser.add_argument("--minutes", type=float, help="begin no run that would end later than this")
-    parser.add_argument(
-        "--only", nargs="+", choices=CONTENDERS, metavar="CONTENDER", help=f"of: {', '.join(CONTENDERS)}"
-    )
+    parser.add_argument("--only", nargs="+", choices=EVERY, metavar="CONTENDER", help=f"of: {', '.join(EVERY)}")
     parser.add_argument("--tokens", type=int, help="tokens of a reported run")
     parser.add_argument("--choice", type=int, help="tokens of a run that tries a learning rate")
     parser.add_argument("--seeds", type=int, help="reported runs of every contender")
@@ -71,12 +80,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         if (value := getattr(given, name)) is not None and value < 1:
             parser.error(f"--{name} must be at least 1, got {value}")
     if given.out is None:
-        given.out = QUICK_FILE if given.quick else measure.RESULTS / "lm.json"
+        given.out = QUICK_FILE if given.quick else measure.RESULTS / ("lm_gated.json" if given.gated else "lm.json")
     return given
 
 
 def sized(given: argparse.Namespace) -> Scale:
-    scale = QUICK if given.quick else FULL
+    scale = QUICK if given.quick else GATED if given.gated else FULL
     changes = {name: getattr(given, name) for name in ("tokens", "choice", "rows")}
     if given.seeds is not None:
         changes["seeds"] = tuple(range(1, given.seeds + 1))
@@ -127,9 +136,9 @@ def line(found: dict[str, object]) -> str:
     return f"{found['status']}, {found['tokens/s']:.3g} tokens/s, {found['seconds']} s, bits per byte {shown or 'none'}"
 
 
-def cost(scale: Scale, speeds: dict[str, float]) -> str:
+def cost(scale: Scale, speeds: dict[str, float], among: Mapping[str, Contender] = CONTENDERS) -> str:
     header = ["contender", "GFLOP/token", "tokens/s", "choosing min", "reported min"]
-    rows = budget(scale, speeds)
+    rows = budget(scale, speeds, among)
     total = sum(float(cell) for row in rows for cell in row[3:])
     steps = f"{scale.steps(scale.tokens)} steps reported, {scale.steps(scale.choice)} to choose"
     return f"{measure.table(header, rows)}\n{steps}; {total:.0f} minutes in total on one H200, about"

@@ -1,7 +1,7 @@
 """The models to compare, their sizes, and the cost of the comparison."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 CHOOSING = 0  # the seed for choosing learning rates; its runs are not reported
@@ -29,6 +29,21 @@ CONTENDERS: dict[str, Contender] = {
     "vla, A fixed": Contender(("vla",), 1.26e6, {"vla": {"update_penalty": False}}),
     "vla and softmax": Contender(("vla", "vla", "vla", "softmax"), 1.08e6),
 }
+# The second comparison, `--gated`: with gates, and with what it is held against. New speeds are guesses.
+GATED_CONTENDERS: dict[str, Contender] = {
+    "softmax": CONTENDERS["softmax"],
+    "deltanet": CONTENDERS["deltanet"],
+    "gated-deltanet": Contender(("gated-deltanet",), 1.3e6),
+    "gated-vla": Contender(("gated-vla",), 0.95e6),
+    "gated-vla, A fixed": Contender(("gated-vla",), 1.1e6, {"gated-vla": {"update_penalty": False}}),
+}
+# For `--gated --only`: one seed of each, on fewer tokens. Twice as wide values: as many bytes of state as gated-vla.
+BESIDE: dict[str, Contender] = {
+    "vla": CONTENDERS["vla"],
+    "gated-vla and softmax": Contender(("gated-vla", "gated-vla", "gated-vla", "softmax"), 1.0e6),
+    "gated-deltanet, wide": Contender(("gated-deltanet",), 1.1e6, {"gated-deltanet": {"value_dim": 128}}),
+}
+EVERY = {**CONTENDERS, **GATED_CONTENDERS, **BESIDE}
 
 
 @dataclass(frozen=True)
@@ -64,6 +79,8 @@ FULL = Scale(
     rates=(5e-4, 1.5e-3, 4.5e-3), beyond=2, seeds=(1, 2), contexts=(512, 2048, 8192, 32768), scored=1_000_000,
     tried=250_000,
 )  # fmt: skip
+# Rates are tried at full length: softmax hardly learns to look back on fewer tokens.
+GATED = replace(FULL, tokens=100_000_000, choice=100_000_000, rates=(1.5e-3, 4.5e-3), beyond=0, seeds=(1, 2, 3))
 QUICK = Scale(
     preset="5m", changes={"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64},
     depth=4, rows=2, context=64, tokens=640, choice=256, rates=(1e-3, 3e-3, 1e-2), beyond=0,
@@ -84,21 +101,25 @@ def flops(name: str, scale: Scale) -> float:
     width, heads = sizes["hidden_size"], sizes["num_attention_heads"]
     D, C, T = int(width // heads), 64, scale.context
     own = {"softmax": 2 * T * D, "linear": 4 * C * D + 4 * D * D, "deltanet": 8 * C * D + 6 * D * D}
-    own["vla"] = 8 * C * D + 14 * D * D
-    layers = CONTENDERS[name].changes(scale.depth)["mechanisms"]
-    weights = sum((5 if layer == "vla" else 4) * width**2 + 3 * width * sizes["intermediate_size"] for layer in layers)
+    own["vla"] = own["gated-vla"] = 8 * C * D + 14 * D * D
+    own["gated-deltanet"] = own["deltanet"]
+    layers = EVERY[name].changes(scale.depth)["mechanisms"]
+    squares = sum(5 if layer.endswith("vla") else 4 for layer in layers)  # q, k, v, the output, and u
+    weights = squares * width**2 + len(layers) * 3 * width * sizes["intermediate_size"]
     return float(6 * (weights + width * sizes["vocab_size"]) + 3 * heads * sum(own[layer] for layer in layers))
 
 
 def seconds(name: str, tokens: int, speed: float | None = None) -> float:
     """Approximate time of a run on one H200: training, plus 12 s for start and scoring."""
-    return tokens / (speed or CONTENDERS[name].speed) + 12
+    return tokens / (speed or EVERY[name].speed) + 12
 
 
-def budget(scale: Scale, speeds: Mapping[str, float] | None = None) -> list[list[str]]:
+def budget(
+    scale: Scale, speeds: Mapping[str, float] | None = None, among: Mapping[str, Contender] = CONTENDERS
+) -> list[list[str]]:
     """Rows of a table: contender, GFLOP per token, tokens/s, minutes of choosing, minutes of reported runs."""
     rows = []
-    for name, contender in CONTENDERS.items():
+    for name, contender in among.items():
         speed = (speeds or {}).get(name, contender.speed)
         choosing = len(scale.rates) * seconds(name, scale.choice, speed)
         reported = len(scale.seeds) * seconds(name, scale.tokens, speed)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from benchmarks.lm.contenders import CONTENDERS, VOCABULARY, Scale
+from benchmarks.lm.contenders import EVERY, VOCABULARY, Scale
 from benchmarks.lm.data import END, IGNORED, Texts, Validation
 from varla.lm.scoring import score
 from varla.models import VarlaForCausalLM, preset
@@ -52,7 +52,7 @@ def schedule(rate: float, steps: int) -> Schedule:
 
 
 def build(name: str, scale: Scale) -> VarlaForCausalLM:
-    changes = {"vocab_size": VOCABULARY, **scale.changes, **CONTENDERS[name].changes(scale.depth)}
+    changes = {"vocab_size": VOCABULARY, **scale.changes, **EVERY[name].changes(scale.depth)}
     return VarlaForCausalLM(preset(scale.preset, **changes, eos_token_id=END, pad_token_id=END))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import measure
-from benchmarks.lm.contenders import CONTENDERS
+from benchmarks.lm.contenders import EVERY
 from varla.runs.outcomes import DIVERGED, FINISHED
 
 DOCS = Path(__file__).parents[2] / "docs/language.md"
@@ -25,7 +25,7 @@ def markdown(runs: Sequence[dict[str, Any]]) -> str:
     header = ["", *(f"bits per byte at {size(T)}" for T in contexts), "tokens/s", "parameters", "state at the longest"]
     header += ["rate", "seeds"]
     rows = []
-    for name in CONTENDERS:
+    for name in EVERY:
         own = [run for run in newest if run["settings"]["contender"] == name]
         own = [run for run in own if run["settings"]["rate"] == own[-1]["settings"]["rate"]]  # the newest rate
         if own:

@@ -10,7 +10,7 @@ import torch
 from benchmarks import measure
 from benchmarks.lm import __main__ as command
 from benchmarks.lm import data
-from benchmarks.lm.contenders import CONTENDERS, FULL, QUICK, budget, flops
+from benchmarks.lm.contenders import CONTENDERS, EVERY, FULL, GATED, GATED_CONTENDERS, QUICK, budget, flops
 from benchmarks.lm.record import Record
 from benchmarks.lm.run import Job, build, run, schedule
 
@@ -160,12 +160,12 @@ def test_a_loss_that_is_not_finite_is_a_run_that_diverged():
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
 
-@pytest.mark.parametrize("name", CONTENDERS)
+@pytest.mark.parametrize("name", EVERY)
 def test_models_have_30_million_parameters_and_their_mixers(name):
     with torch.device("meta"):
         model = build(name, FULL)
-    assert 27e6 < sum(p.numel() for p in model.parameters()) < 31e6
-    assert set(model.config.layer_mechanisms) == set(CONTENDERS[name].layers)
+    assert 27e6 < sum(p.numel() for p in model.parameters()) < (32e6 if "wide" in name else 31e6)
+    assert set(model.config.layer_mechanisms) == set(EVERY[name].layers)
     assert len(model.config.layer_mechanisms) == FULL.depth
     assert flops(name, FULL) > 6 * 25e6
 
@@ -199,3 +199,13 @@ def test_mistakes_are_named(arguments, message, capsys):
     with pytest.raises(SystemExit):
         command.main(arguments)
     assert message in capsys.readouterr().err
+
+
+def test_the_comparison_with_gates_has_contenders_and_records_of_its_own(capsys):
+    assert command.main(["--gated", "--budget"]) == 0
+    shown = capsys.readouterr().out
+    assert [row[0] for row in budget(GATED, among=GATED_CONTENDERS)] == list(GATED_CONTENDERS)
+    assert all(name in shown for name in GATED_CONTENDERS)
+    assert "linear" not in shown
+    assert command.parse(["--gated", "--corpus", "x"]).out.name == "lm_gated.json"
+    assert GATED.choice == GATED.tokens, "rates are tried at full length"
