@@ -47,10 +47,9 @@ def penalty_step(
     if strength is None:
         u = u * settings.length_of_u(u.shape[-1])
     z_sm = apply(A, u)  # lines 10-12: Sherman-Morrison, eq. (sm)
-    gained, along = outer(z_sm, z_sm), dot(u, z_sm)
-    if strength is not None:
-        gained, along = strength[..., None] * gained, strength * along
-    A = A - gained / (1 + along)[..., None]
+    delta = 1 + (dot(u, z_sm) if strength is None else strength * dot(u, z_sm))
+    gained = outer(z_sm, z_sm)
+    A = A - (gained if strength is None else strength[..., None] * gained) / delta[..., None]
     if settings.refresh_beat:  # lines 13-15: before the gain of the same token
         period, eta = settings.refresh_beat
         now = (t % period == 0).to(A.dtype)
