@@ -199,7 +199,11 @@ def vla_step(
     own: dict[str, Any] = dict(options)
     gates = {name: own.pop(name, None) for name in GATES}
     settings, gated = settings_of(VLASettings, own), any(x is not None for x in gates.values())
-    inputs, sizes = _gated("B H", q, k, v, u, gates, settings)
+    if gated:
+        inputs, sizes = _gated("B H", q, k, v, u, gates, settings)
+    else:
+        tensors, sizes = check_inputs({"q": (q, "B H D"), "k": (k, "B H D"), "v": (v, "B H Dv"), "u": (u, "B H D")})
+        inputs = [*tensors, None, None, None]
     if inplace:
         named = {name: x for name, x in {"q": q, "k": k, "v": v, "u": u, **gates}.items() if x is not None}
         check_untracked("an update in place keeps nothing for a backward", named)
