@@ -10,10 +10,10 @@ import torch
 triton = pytest.importorskip("triton")
 
 from tests.ops.triton.test_compiling_chunks import SHARED_BY_BOTH  # noqa: E402
-from varla.ops.directions.triton import inverse, walk  # noqa: E402
+from varla.ops.directions.triton import inverse, refresh_backward, walk  # noqa: E402
 from varla.ops.fused.triton.op import VLALauncher  # noqa: E402
 from varla.ops.memory.settings import MemorySettings  # noqa: E402
-from varla.ops.memory.triton import kernels  # noqa: E402
+from varla.ops.memory.triton import kernels, kernels_backward  # noqa: E402
 from varla.ops.memory.triton.launch import MemoryLauncher  # noqa: E402
 from varla.ops.triton import launcher, precompile  # noqa: E402
 from varla.ops.triton.launcher import NARROW_KEY, Launcher, Precision, Shape  # noqa: E402
@@ -23,7 +23,7 @@ from varla.ops.vla import GATES, VLASettings  # noqa: E402
 
 KERNELS = [
     (module, name)
-    for module in (inverse, walk, kernels)
+    for module in (inverse, refresh_backward, walk, kernels, kernels_backward)
     for name, value in vars(module).items()
     if hasattr(value, "warmup") or type(value).__name__ == "InterpretedFunction"
 ] + [(launcher, "running_sum")]

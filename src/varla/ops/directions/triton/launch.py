@@ -1,4 +1,6 @@
-"""Launches the kernels of `directions` in order, and holds the buffers between them; see walk.py and inverse.py.
+"""Launches the kernels of `directions` in order, and holds the buffers between them.
+
+They are in walk.py, inverse.py and refresh_backward.py.
 
 The forward carries A through each sequence from its beginning, or through all spans in parallel. Spans in parallel need
 A before every span first. Without refresh it comes from inverses of prefix sums, with refresh from the map that each
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from varla.ops.directions.gain import Gain
 from varla.ops.directions.settings import DirectionSettings
-from varla.ops.directions.triton import inverse, walk
+from varla.ops.directions.triton import inverse, refresh_backward, walk
 from varla.ops.features import Features
 from varla.ops.triton.launcher import Launcher
 from varla.ops.triton.plan import CHUNK, GRADIENT_SPAN, parts
@@ -126,7 +128,7 @@ class DirectionLauncher(Launcher):
         if refresh:
             initial = torch.empty_like(dA)
             self.launch(
-                walk.gradient_scan, (len(plan.sequences) * s.H,),
+                refresh_backward.gradient_scan, (len(plan.sequences) * s.H,),
                 Z, Y, G, K, dA, initial, plan.sequences, s.H, s.D, BD=s.BD, DOT=self.precision.dot, num_warps=s.warps,
             )  # fmt: skip
             du = self._factors_backward(k, u, t, kept, dP, K, Z, Y, G)
@@ -253,14 +255,14 @@ class DirectionLauncher(Launcher):
         """The gradients of u with refresh, through the factors of every step. X and rest are overwritten."""
         s, plan = self.shape, self.plan
         self.launch(
-            walk.factor_backward, (len(plan.chunks) * s.H,),
+            refresh_backward.factor_backward, (len(plan.chunks) * s.H,),
             k, *u, dP, V, Z, kept.J, X, rest, plan.chunks, plan.chunk_position, t, s.H, s.D, *self._scalars,
             BD=s.BD, STRENGTH=self._strong, STEPS=4, MAP=self.settings.feature_map, UNIT=self._unit,
             DOT=self.precision.times, num_warps=4,
         )  # fmt: skip
         du = Penalty(X if X.dtype == u.u.dtype else torch.empty_like(u.u), torch.empty_like(u.strength))
         self.launch(
-            walk.direction_walk, (len(plan.spans) * s.H,),
+            refresh_backward.direction_walk, (len(plan.spans) * s.H,),
             *u, X, rest, Z, *du, kept.A, t, plan.spans, s.H, s.D, *self._scalars,
             BD=s.BD, STRENGTH=self._strong, DOT=self.precision.times, WALK=self.precision.walk,
             num_warps=4 if s.half else s.warps,

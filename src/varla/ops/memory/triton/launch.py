@@ -1,4 +1,4 @@
-"""Launches the kernels of `memory` in order, and holds the buffers between them; see kernels.py.
+"""Launches the kernels of `memory` (kernels.py, kernels_backward.py) in order, and holds the buffers between them.
 
 Forward: `prepare`, `scan`, `read`. Backward: `turn` and `scan_backward`, `unread`, `finish`.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from varla.ops.memory.settings import MemorySettings
-from varla.ops.memory.triton import kernels
+from varla.ops.memory.triton import kernels, kernels_backward
 from varla.ops.triton.launcher import Launcher, Precision
 from varla.ops.triton.plan import CHUNK, parts
 
@@ -166,7 +166,7 @@ class MemoryLauncher(Launcher):
         dD, dzs, dq = torch.empty_like(kept.denominator), torch.empty_like(kept.z0), torch.empty_like(x.q)
         reads, dbeta, ddecay = (torch.empty_like(each) for each in (kept.since, kept.weight, kept.since))
         self.launch(
-            kernels.unread, (per_chunk,),
+            kernels_backward.unread, (per_chunk,),
             x.q, x.k, x.a, x.beta, x.decay, E, kept.S0, kept.z0, do, kept.denominator, dD, reads, dzs, dq,
             plan.chunks, s.H, s.D, s.DV, c.eps,
             BD=s.BD, BV=s.BV, MAP=c.feature_map, NORMALIZE=c.normalizer, **self._gates, DOT=self.precision.dot,
@@ -179,13 +179,13 @@ class MemoryLauncher(Launcher):
             self.running_sum(dzs, dz, dz_initial, plan.chunk_first, reverse=True)
         else:
             self.launch(
-                kernels.decayed_sum, (len(plan.sequences) * s.H,),
+                kernels_backward.decayed_sum, (len(plan.sequences) * s.H,),
                 dzs, dz, dz_initial, kept.since, plan.chunks, plan.chunk_first, s.H, s.D, BD=s.BD, num_warps=1,
             )  # fmt: skip
         dk = torch.empty_like(x.a)
         da = torch.empty_like(x.a) if gain is None else self._rows_by_chunk(dSs)
         self.launch(
-            kernels.finish, (per_chunk,),
+            kernels_backward.finish, (per_chunk,),
             x.q, x.k, x.a, x.beta, x.decay, kept.norm, kept.denominator if gain is None else gain.by, E, kept.S0,
             kept.z0, do, kept.denominator, dD, reads, dv, dSs, dzs, dk, da, dbeta, ddecay, plan.chunks, s.H, s.D, s.DV,
             c.eps,
@@ -213,13 +213,13 @@ class MemoryLauncher(Launcher):
         if c.error or self._weights["WEIGHT"]:
             ta, B, K = (torch.empty_like(x.a) for _ in range(3))
             self.launch(
-                kernels.turn, (len(plan.chunks) * s.H,),
+                kernels_backward.turn, (len(plan.chunks) * s.H,),
                 x.q, x.k, x.a, kept.norm, kept.since, kept.weight, kept.tinv, kept.W, ta, B, K, plan.chunks, s.H, s.D,
                 BD=s.BD, MAP=c.feature_map, UNIT=c.normalize_key, ERROR=c.error, **self._weights,
                 DOT=self.precision.dot, num_warps=s.warps, maxnreg=s.registers,
             )  # fmt: skip
         self.launch(
-            kernels.scan_backward, (len(plan.sequences) * s.H, parts(s.DV, narrow)),
+            kernels_backward.scan_backward, (len(plan.sequences) * s.H, parts(s.DV, narrow)),
             ta, B, K, kept.W, kept.since, do, kept.denominator, dS, dSs, dv, initial,
             plan.chunks, plan.chunk_first, s.H, s.D, s.DV, c.eps,
             BD=s.BD, BV=narrow, NORMALIZE=c.normalizer, ERROR=c.error, DECAY=self._decays,
