@@ -89,9 +89,7 @@ def launched() -> set[str]:
     """The names of the kernels that the launchers launch, from the text of their code."""
     files = (ROOT / "src/varla/ops" / f"{name}.py" for name in ("directions/triton/launch", "memory/triton/launch"))
     text = "".join(file.read_text() for file in files)
-    return {"running_sum"} | set(
-        re.findall(r"self\.launch\(\s*\w+\.(\w+)", text)
-    )
+    return {"running_sum"} | set(re.findall(r"self\.launch\(\s*\w+\.(\w+)", text))
 
 
 def run(found: Findings, options: Options) -> None:
