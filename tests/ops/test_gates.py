@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import logsigmoid, normalize, silu, softplus
 
 import varla
@@ -187,3 +188,26 @@ def test_wrong_gates_are_named(options, message):
         token = {name: x[:, 0] for name, x in options.items()}
         with pytest.raises(ValueError, match=message.replace("T, ", "")):
             varla.vla_step(*(x[:, 0] for x in inputs), **token)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_lambda0_is_compared_with_the_strengths_and_not_with_the_length_that_u_has_without(form):
+    """With the unit gain only strength / lambda0 matters, also for a lambda0 that 1 / D would be too large for."""
+    common = {**GATED, "refresh_every": None, **form}
+    wanted = varla.vla(**make(67, strength=0.5), lambda0=0.1, **common)
+    weak = {name: x.float() for name, x in make(67, strength=0.5e-5).items()}
+    assert error(varla.vla(**weak, lambda0=1e-6, **common), wanted) <= 1e-5
+    k, u = weak["k"], weak["u"]
+    assert varla.directions(k, u, strength=weak["strength"], lambda0=1e-6, **form).isfinite().all()
+    with pytest.raises(ValueError, match=r"lambda0 must be at least 0\.000195 in float32"):
+        varla.directions(k, u, lambda0=1e-6, **form)
+
+
+def test_make_fx_traces_gated_calls_on_real_tensors():
+    """It refuses to read values, so those of gates are not checked."""
+    q, k, v, u, beta, decay, strength = make(19).values()
+    for call in (
+        lambda: varla.delta_rule(q, k, v, beta, backend="chunk"),
+        lambda: varla.vla(q, k, v, u, beta=beta, decay=decay, strength=strength, backend="chunk"),
+    ):
+        assert torch.equal(make_fx(call)()(), call())

@@ -79,6 +79,8 @@ def host_range(x: Tensor) -> tuple[float, float] | None:
     """The least and greatest value of a tensor on the CPU. None if they cannot be read: on a GPU, or while tracing."""
     if torch.compiler.is_compiling() or x.device.type != "cpu" or x.numel() == 0:
         return None
+    if torch._C._len_torch_dispatch_stack() > 0:  # make_fx traces real tensors, too, and refuses to read their values
+        return None
     if type(x) not in (Tensor, Parameter) or torch._C._functorch.is_functorch_wrapped_tensor(x):
         return None
     low, high = x.detach().aminmax()

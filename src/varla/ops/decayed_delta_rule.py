@@ -134,7 +134,7 @@ def _by_rows(
     q, k, v, *_, log_gate = inputs
     H, D, Dv = (sizes[letter] for letter in ("H", "D", "Dv"))
     unpacked = {**sizes, "B": check_packing(cu_seqlens, sizes["B"], sizes["T"], q.device)}
-    state = begin(_CHANNELS, "initial_state", initial_state, unpacked, settings, q)
+    state = begin(_CHANNELS, "initial_state", initial_state, unpacked, settings, inputs)
     q, k = (x.repeat_interleave(Dv, 2) for x in (q, k))
     v_rows, gate_rows = (x.flatten(2)[..., None] for x in (v, log_gate))
     o, rows = run(

@@ -125,7 +125,7 @@ def run(
     rows = sizes["B"] if cu_seqlens is None else check_packing(cu_seqlens, sizes["B"], sizes["T"], first.device)
     plain = "reference" if backend == "auto" and chunk_size is None and transformed(inputs) else backend
     form = choose(mechanism, plain, chunk_size, sizes, first)
-    state = begin(mechanism, "initial_state", initial_state, {**sizes, "B": rows}, settings, first)
+    state = begin(mechanism, "initial_state", initial_state, {**sizes, "B": rows}, settings, inputs)
     tensors = list(state.tensors().values())
     held: Held = tensors[:-1]
     t, count = tensors[-1], len(held)
@@ -166,8 +166,7 @@ def run_step(
     With `inplace`, the given state is updated and returned.
     """
     check_flag("inplace", inplace)
-    first: Tensor = inputs[0]
-    before = begin(mechanism, "state", state, sizes, settings, first)
+    before = begin(mechanism, "state", state, sizes, settings, inputs)
     if inplace:
         check_inplace("state", before)
     if choose_step(mechanism, backend, sizes, inputs, before) == "triton":
@@ -255,26 +254,28 @@ def begin(
     state: StateT | None,
     sizes: Mapping[str, int],
     settings: Sequence[Any],
-    like: Tensor,
+    inputs: Inputs,
 ) -> StateT:
-    """The given state, checked; or the initial state for inputs like this one: zeros, but A = I / lambda0."""
+    """The given state, checked; or the initial state for these inputs: zeros, but A = I / lambda0."""
+    like: Tensor = inputs[0]
     if state is not None:
         check_state(name, state, mechanism.state, sizes, like.device, like.dtype)
         return state
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     begun = mechanism.state.zeros(sizes, dtype, like.device)
     if "A" in begun.LAYOUT:  # line 2 of Algorithm 1
+        strong = dict(zip(mechanism.chunk.inputs, inputs, strict=True)).get("strength?") is not None
         if torch.compiler.is_compiling():
-            settings[0].check_precision(sizes["D"], dtype)
+            settings[0].check_precision(sizes["D"], dtype, strong)
         else:
-            _check_precision(settings[0], sizes["D"], dtype)
+            _check_precision(settings[0], sizes["D"], dtype, strong)
         begun.A.diagonal(dim1=-2, dim2=-1).fill_(1 / settings[0].lambda0)  # type: ignore[attr-defined]
     return begun
 
 
 @lru_cache(maxsize=1024)
-def _check_precision(settings: Any, D: int, dtype: torch.dtype) -> None:
-    settings.check_precision(D, dtype)
+def _check_precision(settings: Any, D: int, dtype: torch.dtype, strong: bool) -> None:
+    settings.check_precision(D, dtype, strong)
 
 
 def _run_reference(

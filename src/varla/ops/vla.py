@@ -152,7 +152,8 @@ def vla(
     values that are not allowed then give results without meaning.
 
     NaN or infinity in k, v, u or a gate makes the later outputs of its row and head NaN. In the kernels it also reaches
-    earlier tokens of the same chunk of 64, because their products run over whole chunks.
+    earlier tokens of the same chunk of 64, because their products run over whole chunks. A decay of -inf is no such
+    value: it forgets all of S and z.
 
     Returns:
         o [B, T, H, Dv] in the inputs' dtype, or (o, VLAState) with `return_state`.

@@ -84,8 +84,10 @@ class DirectionSettings:
         """
         return self.update_penalty and self.lambda0 < 0.3 * self.length_of_u(D) ** 2
 
-    def check_precision(self, D: int, dtype: torch.dtype) -> None:
+    def check_precision(self, D: int, dtype: torch.dtype, strong: bool = False) -> None:
         """Raise a ValueError if A, beginning at I / lambda0, would lose its digits in a state of this dtype.
+
+        `strong`: there are strengths, which set |u|; `check_strength` compares them with lambda0.
 
         One Sherman-Morrison step takes an eigenvalue of A from 1 / lambda0 to about 1 / |u|^2. The difference keeps the
         rounding error of the larger number, so A and the outputs have a relative error of 2 to 5 eps |u|^2 / lambda0.
@@ -94,7 +96,7 @@ class DirectionSettings:
         """
         limits = torch.finfo(dtype)
         least, why = 1 / limits.max, "1 / lambda0 must be finite"
-        if self.update_penalty:
+        if self.update_penalty and not strong:
             least = max(least, LOSS * limits.eps * self.length_of_u(D) ** 2)
             why = "below, rounding errors of the first steps would stay in A"
         if self.lambda0 < least:
