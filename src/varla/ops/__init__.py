@@ -15,6 +15,8 @@ from varla.ops.linear_attention import linear_attention_step as linear_attention
 from varla.ops.memory import memory as memory
 from varla.ops.state import DeltaRuleState as DeltaRuleState
 from varla.ops.state import DirectionState as DirectionState
+from varla.ops.state import ForgettingDirectionState as ForgettingDirectionState
+from varla.ops.state import ForgettingState as ForgettingState
 from varla.ops.state import LinearAttentionState as LinearAttentionState
 from varla.ops.state import MemoryState as MemoryState
 from varla.ops.state import State as State
