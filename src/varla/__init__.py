@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         ForgettingState,
         LinearAttentionState,
         MemoryState,
+        MesaState,
         State,
         VLAState,
         backends,
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
         linear_attention,
         linear_attention_step,
         memory,
+        mesa,
+        mesa_step,
         vla,
         vla_step,
     )
@@ -37,6 +40,7 @@ __all__ = [
     "ForgettingState",
     "LinearAttentionState",
     "MemoryState",
+    "MesaState",
     "Session",
     "State",
     "VLAState",
@@ -50,6 +54,8 @@ __all__ = [
     "linear_attention",
     "linear_attention_step",
     "memory",
+    "mesa",
+    "mesa_step",
     "vla",
     "vla_step",
 ]

@@ -322,7 +322,7 @@ def test_a_prior_that_is_forgotten_too_far_is_refused(backend):
     inputs["strength"].fill_(1.0)
     inputs["forget"].fill_(-0.2)  # exp(-6.93) = 0.00098 is the bound: reached after 34 tokens
     with pytest.raises(
-        ValueError, match=r"forget leaves .* of the prior lambda0 = 1.0 .* float32 needs at least 0.000977"
+        ValueError, match=r"forgetting leaves .* of the prior lambda0 = 1.0 .* float32 needs at least 0.000977"
     ):
         varla.directions(**inputs, **options)
     varla.directions(**{name: x.double() for name, x in inputs.items()}, **options)
@@ -331,7 +331,7 @@ def test_a_prior_that_is_forgotten_too_far_is_refused(backend):
         varla.directions(**inputs, beat=35, **options)
     half = {name: x[:, :20] for name, x in inputs.items()}
     _, state = varla.directions(**half, return_state=True, **options)
-    with pytest.raises(ValueError, match="forget leaves"):  # the state knows what was forgotten
+    with pytest.raises(ValueError, match="forgetting leaves"):  # the state knows what was forgotten
         varla.directions(**half, initial_state=state, **options)
 
 

@@ -224,6 +224,16 @@ class ForgettingDirectionState(State):
     t: Tensor
 
 
+@dataclass(eq=False)
+class MesaState(State):
+    """State of `varla.mesa`: S [B, H, Dv, D], the sum of values times keys, and A, f and t as in ForgettingState."""
+
+    S: Tensor
+    A: Tensor
+    f: Tensor
+    t: Tensor
+
+
 def check_state(
     name: str,
     state: object,

@@ -110,7 +110,7 @@ def directions(
     if forget is not None:
         settings.check_forget(inputs[3])
         refuse_kernels(call["backend"], "chunk")
-        return run(_FORGETTING, inputs, sizes, (settings,), return_state, **call)
+        return run(FORGETTING, inputs, sizes, (settings,), return_state, **call)
     mechanism = _DIRECTIONS if strength is None else _STRENGTHS
     return run(mechanism, inputs[:3], sizes, (settings,), return_state, **call)
 
@@ -154,4 +154,4 @@ def prepared(inputs: Sequence[Any], settings: DirectionSettings) -> Any:
 _chunk = ChunkOperator("directions_chunk", DirectionCell, "k u strength?", "A", DirectionSettings)
 _DIRECTIONS = Mechanism(DirectionState, _reference, _chunk, _kernels)
 _STRENGTHS = replace(_DIRECTIONS, kernel_tokens=UNTRIED)
-_FORGETTING = Mechanism(ForgettingDirectionState, _forgetting_reference, forgetting_chunk)
+FORGETTING = Mechanism(ForgettingDirectionState, _forgetting_reference, forgetting_chunk)

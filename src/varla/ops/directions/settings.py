@@ -124,8 +124,11 @@ class DirectionSettings:
                 f"rounding errors would stay in A), got values up to {values[1]:g}"
             )
 
-    def check_forget(self, forget: Tensor | None) -> None:
-        """Raise a ValueError if logarithms of forgetting factors [..., 1] cannot be used with these settings."""
+    def check_forget(self, forget: Tensor | None, name: str = "forget") -> None:
+        """Raise a ValueError if logarithms of forgetting factors [..., 1] cannot be used with these settings.
+
+        `name` is the user's name for them.
+        """
         if forget is None:
             return
         if self.refresh_every is not None:
@@ -136,7 +139,7 @@ class DirectionSettings:
             raise ValueError("forget changes A, and update_penalty=False keeps A fixed: give one of them")
         values = host_range(forget)
         if values is not None and values[0] == -math.inf:
-            raise ValueError("forget must be finite: a factor of 0 would leave A without a prior, got -inf")
+            raise ValueError(f"{name} must be finite: a factor of 0 would leave A without a prior, got -inf")
 
     def check_prior(self, log_C: Tensor, strength: Tensor | None, D: int) -> None:
         """Raise a ValueError if too much of the prior is forgotten between two beats, where that can be known.
@@ -156,7 +159,7 @@ class DirectionSettings:
         left, bound = (float(x.detach().expand_as(log_C).flatten()[worst]) for x in (prior, least))
         wider = ", a larger lambda0 or float64 inputs" if log_C.dtype == torch.float32 else " or a larger lambda0"
         raise ValueError(
-            f"forget leaves {left:.3g} of the prior lambda0 = {self.lambda0!r} before a beat gives it back; "
+            f"forgetting leaves {left:.3g} of the prior lambda0 = {self.lambda0!r} before a beat gives it back; "
             f"{dtype_name(log_C.dtype)} needs at least {bound:.3g} (below, A would lose its digits): forget less, or "
             f"use a beat shorter than {self.beat}{wider}"
         )
