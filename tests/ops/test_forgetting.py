@@ -159,7 +159,7 @@ def test_the_ends_of_the_gates(ends):
 
 @pytest.mark.parametrize("beat", BEATS)
 def test_strong_forgetting(beat):
-    """The error of a chunk grows like 1 / C: it subtracts from the A before the chunk. Here C is down to 2e-6."""
+    """The error of a chunk grows like 1 / C: it subtracts from the A before the chunk. Here C is down to 1e-8."""
     inputs, state = make(133)
     inputs["forget"] *= 3
     wanted = outcome(inputs, state, backend="reference", beat=beat, lambda0=0.5)

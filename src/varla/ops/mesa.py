@@ -105,11 +105,12 @@ def mesa(
     call, own = split(options, {"decay": None, **SCALARS})
     check_flag("return_state", return_state)
     state: MesaState | None = call.pop("initial_state")
-    solving, reading, sizes, settings = _prepared("B T H", q, k, v, beta, own)
+    solving, reading, sizes, settings, out = _prepared("B T H", q, k, v, beta, own)
     along, held = _split(state, "initial_state")
     solved, along = run(FORGETTING, solving, sizes, settings[:1], True, initial_state=along, **call)
     reading[0] = solved
     o, held = run(_SUM, reading, sizes, settings[1:], True, initial_state=held, **call)
+    o = o.to(out)
     return (o, MesaState(held.S, along.A, along.f, held.t)) if return_state else o
 
 
@@ -120,21 +121,21 @@ def mesa_step(
     allowed = ("decay", *SCALARS)
     for name in options.keys() - allowed:
         refuse_unknown("option", name, allowed, error=TypeError)
-    solving, reading, sizes, settings = _prepared("B H", q, k, v, beta, dict(options))
+    solving, reading, sizes, settings, out = _prepared("B H", q, k, v, beta, dict(options))
     along, held = _split(state, "state")
     reading[0], along = run_step(FORGETTING, solving, sizes, settings[:1], along)
     o, held = run_step(_SUM, reading, sizes, settings[1:], held)
-    return o, MesaState(held.S, along.A, along.f, held.t)
+    return o.to(out), MesaState(held.S, along.A, along.f, held.t)
 
 
 def _prepared(
     where: str, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, own: dict[str, Any]
-) -> tuple[list[Any], list[Any], dict[str, int], tuple[DirectionSettings, MemorySettings]]:
-    """(inputs of `directions`, inputs of `memory` without its query, sizes, the settings of both)."""
+) -> tuple[list[Any], list[Any], dict[str, int], tuple[DirectionSettings, MemorySettings], torch.dtype]:
+    """(inputs of `directions`, inputs of `memory` without its query, sizes, settings of both, the outputs' dtype)."""
     decay = own.pop("decay", None)
     chosen = {**SCALARS, **own}
     wide = f"{where} D"
-    (q, k, v, beta, decay), sizes = check_gated(
+    inputs, sizes = check_gated(
         {"q": (q, wide), "k": (k, wide), "v": (v, f"{where} Dv"), "beta": (beta, where)}, {"decay": (decay, where)}
     )
     along = settings_of(
@@ -159,16 +160,17 @@ def _prepared(
         },
     )
     check_flag("normalize_key", chosen["normalize_key"])
-    precise = torch.promote_types(k.dtype, torch.float32)
-    key = Features(k.to(precise), along.feature_map, chosen["normalize_key"]).y
-    strength = beta
-    if not chosen["normalize_key"]:  # `directions` makes its u a unit vector
-        strength = (beta * (key * key).sum(-1, keepdim=True)).to(beta.dtype)
+    # In the state's precision: what goes from one operator to the other is not rounded to the inputs' dtype.
+    dtype = inputs[0].dtype
+    precise = torch.promote_types(dtype, torch.float32)
+    q, k, v, beta, decay = (None if x is None else x.to(precise) for x in inputs)
+    key = Features(k, along.feature_map, chosen["normalize_key"]).y
+    # `directions` makes its u a unit vector.
+    strength = beta if chosen["normalize_key"] else beta * (key * key).sum(-1, keepdim=True)
     along.check_strength(strength)
     along.check_forget(decay, "decay")
     forget = torch.zeros_like(beta) if decay is None else decay
-    key = key.to(k.dtype)
-    return [q, key, strength, forget], [None, key, v, None, beta, decay], sizes, (along, held)
+    return [q, key, strength, forget], [None, key, v, None, beta, decay], sizes, (along, held), dtype
 
 
 def _split(state: Any, name: str) -> tuple[ForgettingDirectionState | None, DeltaRuleState | None]:
