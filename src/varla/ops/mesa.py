@@ -134,6 +134,8 @@ def _prepared(
     """(inputs of `directions`, inputs of `memory` without its query, sizes, settings of both, the outputs' dtype)."""
     decay = own.pop("decay", None)
     chosen = {**SCALARS, **own}
+    for name in ("normalize_query", "normalize_key"):
+        check_flag(name, chosen[name])
     wide = f"{where} D"
     inputs, sizes = check_gated(
         {"q": (q, wide), "k": (k, wide), "v": (v, f"{where} Dv"), "beta": (beta, where)}, {"decay": (decay, where)}
@@ -159,11 +161,11 @@ def _prepared(
             "scale": chosen["scale"],
         },
     )
-    check_flag("normalize_key", chosen["normalize_key"])
     # In the state's precision: what goes from one operator to the other is not rounded to the inputs' dtype.
     dtype = inputs[0].dtype
     precise = torch.promote_types(dtype, torch.float32)
-    q, k, v, beta, decay = (None if x is None else x.to(precise) for x in inputs)
+    given: list[Any] = [None if x is None else x.to(precise) for x in inputs]
+    q, k, v, beta, decay = given
     key = Features(k, along.feature_map, chosen["normalize_key"]).y
     # `directions` makes its u a unit vector.
     strength = beta if chosen["normalize_key"] else beta * (key * key).sum(-1, keepdim=True)

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from varla.ops.algebra import add_to_inverse, by_chunk, dot, eye_like, symmetric
+from varla.ops.checks import readable
 from varla.ops.chunk.driver import Context, Inputs, Tensors
 from varla.ops.chunk.op import ChunkOperator
 from varla.ops.directions.chunk import Adjoint, Penalty, apply_A, factor
@@ -107,18 +108,28 @@ def forward(tokens: Tokens, state: Tensors, settings: DirectionSettings) -> tupl
     """(a [M, n, D], A and f before each chunk, A and f after the last) from A [N, D, D] and f [N]."""
     K, u, strength, forget, due = tokens
     A, f = symmetric(state[0]), state[1]
+    if readable(forget):  # before A could lose its digits
+        settings.check_prior(shares(forget, due, f), strength, K.shape[-1])
     U = Penalty(u, strength, settings).U
     starts, found = [], []
     chunks = zip(*(by_chunk(x, A.shape[0]).unbind() for x in (K, U, forget, due)), strict=True)
     for K_g, U_g, log_g, due_g in chunks:
         starts.append((A, f))
         stages = Stages(K_g, U_g, log_g, due_g, A, f, settings.lambda0)
-        found.append((stages.P, stages.log_C))
+        found.append(stages.P)
         A, f = stages.last.end
-    P, log_C = (torch.cat(x) for x in zip(*found, strict=True))
-    settings.check_prior(log_C, strength, K.shape[-1])
     A0, f0 = (torch.cat(x) for x in zip(*starts, strict=True))
-    return Gain(settings.gain, P, K).a, (A0, f0), (A, f)
+    return Gain(settings.gain, torch.cat(found), K).a, (A0, f0), (A, f)
+
+
+def shares(forget: Tensor, due: Tensor, f: Tensor) -> Tensor:
+    """log C after each token [M, n, 1], from f [N] before the first: sums of log c that start again at every beat."""
+    (M, n, _), N = forget.shape, f.shape[0]
+    log, begins = (x.view(-1, N, n).transpose(0, 1).flatten(1) for x in (forget, due))  # each head's tokens in order
+    total = log.cumsum(1)
+    # The sum before the last beat, or -f before the first. It never grows, so the least so far is the last.
+    before = torch.where(begins, total - log, -f[:, None]).cummin(1)[0]
+    return (total - before).view(N, -1, n).transpose(0, 1).reshape(M, n, 1)
 
 
 class Recomputed:
@@ -143,7 +154,7 @@ class Recomputed:
 class Stages:
     """The stages of any number of chunks, from A and f before each.
 
-    P [M, n, D] has rows A_t k_t, log_C [M, n, 1] is log C after each token.
+    P [M, n, D] has rows A_t k_t; `last` is the stage that a chunk ends with.
     """
 
     def __init__(self, K: Tensor, U: Tensor, log: Tensor, due: Tensor, A: Tensor, f: Tensor, lambda0: float):
@@ -153,13 +164,13 @@ class Stages:
         if not some(inside):
             one = self.last = Stage(K, U, log, first, A, f, lambda0)
             self.parts: list[tuple[Stage, Tensor | None]] = [(one, None)]
-            self.P, self.log_C = one.P, one.log_C
+            self.P = one.P
             return
         late = torch.cat((torch.zeros_like(due[:, :1]), due[:, 1:]), 1).cummax(1)[0]
         one = Stage(K, U.masked_fill(late, 0), log.masked_fill(late, 0), first, A, f, lambda0)
         two = Stage(K, U.masked_fill(~late, 0), log.masked_fill(~late, 0), inside.any(1), *one.end, lambda0)
         self.last, self.parts = two, [(one, ~late), (two, late)]
-        self.P, self.log_C = torch.where(late, two.P, one.P), torch.where(late, two.log_C, one.log_C)
+        self.P = torch.where(late, two.P, one.P)
 
     def backward(self, dP: Tensor, Lam: Tensor, df: Tensor) -> tuple[Tensors, Tensors]:
         """((dU, dK, gradient of log c), gradients of A and f before the first chunk).
@@ -190,13 +201,12 @@ class Stage:
         if some(due):
             A, self.L = add_to_inverse(A, torch.where(due, -lambda0 * torch.expm1(f), 0))
         self.A0, s = A, log.cumsum(1)
-        self.log_C = torch.where(due, 0, f)[:, None, None] + s
         self.grown, self.root = torch.exp(-s), torch.exp(-s / 2)
         self.U = U * self.root
         self.parts = factor(self.U, A, None, eye_like(U, U.shape[1]))
         self.P = apply_A(K, A, self.parts.Z, None).mul_(self.grown)
         A1 = symmetric(torch.baddbmm(A, self.parts.Z.mT, self.parts.Z, alpha=-1))
-        self.end = A1 * self.grown[:, -1:], self.log_C[:, -1, 0]
+        self.end = A1 * self.grown[:, -1:], torch.where(due, 0, f) + s[:, -1, 0]
 
 
 class Pass:
