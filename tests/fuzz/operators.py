@@ -17,11 +17,22 @@ from varla.ops.state import State
 
 NAMES = (
     "vla", "linear_attention", "delta_rule", "decayed_delta_rule", "directions", "memory", "vla_step",
-    "linear_attention_step", "delta_rule_step", "decayed_delta_rule_step",
+    "linear_attention_step", "delta_rule_step", "decayed_delta_rule_step", "mesa", "mesa_step",
 )  # fmt: skip
 TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 OTHER_TYPES = (torch.int64, torch.bool, torch.complex64, torch.uint8, torch.float8_e4m3fn)
-WIDTHS = {"q": "D", "k": "D", "u": "D", "a": "D", "v": "V", "beta": "", "log_gate": "", "decay": "", "strength": ""}
+WIDTHS = {
+    "q": "D",
+    "k": "D",
+    "u": "D",
+    "a": "D",
+    "v": "V",
+    "beta": "",
+    "log_gate": "",
+    "decay": "",
+    "strength": "",
+    "forget": "",
+}
 TENSORS = tuple(WIDTHS)
 WRONG = 1e-2  # float32 may lose digits, but not its meaning
 # Settings and values of them that are plausible.
@@ -31,6 +42,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "lambda0": (0.1, 1, 1e-3, 1e-6, 1e-45, 10**400, 1e30),
     "refresh_every": (20, 1, 2, None),
     "refresh": (1e-3, 0, 1.0),
+    "beat": (64, 1, 3, 0),
     "eps": (1e-4, 0, 1.0),
     "gain": ("unit", "projection", "raw"),
     "feature_map": ("elu1", "silu", "identity", "relu"),
@@ -80,18 +92,20 @@ def forms(folder: Path) -> Attempt:
             theirs, ours = _off(plain[key], value), _off(found[key], value)
             if not theirs <= WRONG:
                 raise Find(f"the reference of {name} is off by {theirs:.1e} in {key}")
-            if not ours <= max(100 * theirs, _allowed(given)):
+            if not ours <= max(100 * theirs, _allowed(name, given)):
                 raise Find(f"{name} is off by {ours:.1e} in {key}, its reference by {theirs:.1e}")
         return ACCEPTED
 
     return attempt
 
 
-def _allowed(given: dict[str, Any]) -> float:
-    """Rounding, which grows as lambda0 shrinks (`varla.vla`)."""
+def _allowed(name: str, given: dict[str, Any]) -> float:
+    """Rounding, which grows as lambda0 shrinks and as the prior is forgotten (`varla.vla`)."""
+    forgotten = given.get("decay" if name == "mesa" else "forget")
+    share = 1.0 if forgotten is None else float(forgotten.sum(1).min().double().exp())
     eps = torch.finfo(given["k"].dtype).eps
     strength = given["strength"].max() if "strength" in given else (given.get("penalty_scale") or 1.0) ** 2
-    return eps * (1000 + 50 * float(strength) / given.get("lambda0", 0.1))
+    return eps * (1000 + 50 * float(strength) / (share * given.get("lambda0", 0.1)))
 
 
 def _double(value: Any) -> Any:
@@ -131,6 +145,8 @@ def _arguments(
     for key, values in CHOICES.items():
         if key in parameters and draw.random() < 0.2:
             found[key] = draw.choice(values)
+    if "forget" in found:
+        found["refresh_every"] = None
     if not step and draw.random() < 0.5:
         found["return_state"] = True
     if draw.random() < 0.3:

@@ -22,6 +22,7 @@ OWN = {
         {"gain": "projection", "refresh_every": 7, "refresh": 0.1},
         {"negative_eigenvalues": True, "strength_init": 1.0},
     ],
+    "mesa": [{"lambda0": 0.3, "beat": 7}, {"negative_eigenvalues": True, "beat": 50}],
     "softmax": [{"rotary": 1e4}, {"rotary": 100.0, "conv": 4, "value_dim": 5}],
     "vla": [{"update_penalty": False}, {"gain": "projection"}],
 }

@@ -23,6 +23,8 @@ def operators(T):
         "delta_rule": (varla.delta_rule, (q, k, v, gate), {"scale": 0.5}),
         "gated_delta_rule": (varla.delta_rule, (q, k, v, gate), {"decay": -gate}),
         "gated_vla": (varla.vla, (q, k, v, u), {"beta": gate, "decay": -gate, "strength": gate}),
+        "forgetting": (varla.vla, (q, k, v, u), {"strength": gate, "forget": -gate / 20, "refresh_every": None}),
+        "mesa": (varla.mesa, (q, k, v, gate), {"decay": -gate / 20}),
         "decayed_delta_rule": (varla.decayed_delta_rule, (q, k, v, -gate), {}),
         "decayed_by_channel": (varla.decayed_delta_rule, (q, k, v, -v.exp()), {}),
     }

@@ -14,9 +14,13 @@ BACKENDS = {
     "decayed_delta_rule": ("reference", "chunk", "auto"),
     "gated_vla": ("reference", "chunk", "auto"),
     "gated_delta_rule": ("reference", "chunk", "auto"),
+    "forgetting_vla": ("reference", "chunk", "auto"),
+    "mesa": ("reference", "chunk", "auto"),
 }
 # Operators with all of their gates are tested as operators of their own.
-FUNCTIONS = {"gated_vla": "vla", "gated_delta_rule": "delta_rule"}
+FUNCTIONS = {"gated_vla": "vla", "gated_delta_rule": "delta_rule", "forgetting_vla": "vla"}
+# Options that an operator needs.
+NEEDED = {"forgetting_vla": {"refresh_every": None, "beat": 6}, "mesa": {"beat": 6}}
 OPS = tuple(BACKENDS)
 # Without "auto", which is one of the others (test_edges.py).
 OPS_AND_BACKENDS = [(op, backend) for op in OPS for backend in BACKENDS[op] if backend != "auto"]
@@ -28,10 +32,18 @@ STATES = {
     "decayed_delta_rule": varla.DeltaRuleState,
     "gated_vla": varla.VLAState,
     "gated_delta_rule": varla.DeltaRuleState,
+    "forgetting_vla": varla.ForgettingState,
+    "mesa": varla.MesaState,
 }
 # One operator for each kind of state.
-KINDS = ("vla", "linear_attention", "delta_rule")
-FIELDS = {varla.VLAState: "SAzt", varla.LinearAttentionState: "Szt", varla.DeltaRuleState: "St"}
+KINDS = ("vla", "linear_attention", "delta_rule", "forgetting_vla", "mesa")
+FIELDS = {
+    varla.VLAState: "SAzt",
+    varla.LinearAttentionState: "Szt",
+    varla.DeltaRuleState: "St",
+    varla.ForgettingState: "SAzft",
+    varla.MesaState: "SAft",
+}
 GAINS = ("unit", "projection", "raw")
 # The inputs [B, T, H] that are not any number: how they are made of one.
 GATES = {
@@ -39,12 +51,15 @@ GATES = {
     "log_gate": torch.nn.functional.logsigmoid,
     "decay": torch.nn.functional.logsigmoid,
     "strength": torch.nn.functional.softplus,
+    "forget": lambda x: 0.1 * torch.nn.functional.logsigmoid(x),
 }
 GATES_OF = {
     "delta_rule": ("beta",),
     "decayed_delta_rule": ("log_gate",),
     "gated_vla": ("beta", "decay", "strength"),
     "gated_delta_rule": ("beta", "decay"),
+    "forgetting_vla": ("beta", "decay", "strength", "forget"),
+    "mesa": ("beta", "decay"),
 }
 B, T, H, D, DV = 2, 17, 3, 4, 5
 
@@ -52,11 +67,12 @@ B, T, H, D, DV = 2, 17, 3, 4, 5
 def make_inputs(op, batch=B, time=T, heads=H, dim=D, dim_v=DV, dtype=torch.float64, seed=0):
     """The operator's inputs by name, in the order of its arguments."""
     widths = {"q": dim, "k": dim, "v": dim_v}
-    if op in ("vla", "gated_vla"):
+    if op in ("vla", "gated_vla", "forgetting_vla"):
         widths["u"] = dim
     inputs = {name: randn(batch, time, heads, n, seed=4 * seed + i) for i, (name, n) in enumerate(widths.items())}
     for i, gate in enumerate(GATES_OF.get(op, ())):
-        inputs[gate] = GATES[gate](randn(batch, time, heads, seed=4 * seed + 3 + 500 * i))
+        made = GATES["forget" if (op, gate) == ("mesa", "decay") else gate]
+        inputs[gate] = made(randn(batch, time, heads, seed=4 * seed + 3 + 500 * i))
     return {name: x.to(dtype) for name, x in inputs.items()}
 
 
@@ -67,6 +83,7 @@ def make_state(op, batch=B, heads=H, dim=D, dim_v=DV, dtype=torch.float64, seed=
         "S": randn(batch, heads, dim_v, dim, seed=1001 + 4 * seed),
         "A": root @ root.mT / dim + torch.eye(dim, dtype=root.dtype),
         "z": randn(batch, heads, dim, seed=1002 + 4 * seed).abs(),
+        "f": -0.1 * randn(batch, heads, seed=1003 + 4 * seed).abs(),
     }
     t = t + 7 * torch.arange(batch)
     return of_type(STATES[op](**{name: {**tensors, "t": t}[name] for name in FIELDS[STATES[op]]}), dtype)
@@ -97,14 +114,14 @@ def token(inputs, i):
 
 def call_step(op, inputs, **options):
     """The step of one token, inputs [B, H, *]."""
-    return getattr(varla, f"{FUNCTIONS.get(op, op)}_step")(**inputs, **options)
+    return getattr(varla, f"{FUNCTIONS.get(op, op)}_step")(**inputs, **{**NEEDED.get(op, {}), **options})
 
 
 def call(op, inputs, **options):
     """The operator; or, as backend="step", its step for one token after the other."""
     if options.get("backend") != "step" or inputs["q"].shape[1] == 0:
         options |= {"backend": "reference"} if options.get("backend") == "step" else {}
-        return getattr(varla, FUNCTIONS.get(op, op))(**inputs, **options)
+        return getattr(varla, FUNCTIONS.get(op, op))(**inputs, **{**NEEDED.get(op, {}), **options})
     state, outputs = options.pop("initial_state", None), []
     del options["backend"]
     return_state = options.pop("return_state", False)

@@ -34,6 +34,7 @@ FLAGS = {
     "linear_attention": {"normalizer", "return_state"},
     "delta_rule": {"normalize_query", "normalize_key", "return_state"},
     "decayed_delta_rule": {"normalize_key", "return_state"},
+    "mesa": {"normalize_query", "normalize_key", "return_state"},
 }
 # Bad values of each setting that is a number.
 NUMBERS = {
@@ -42,6 +43,10 @@ NUMBERS = {
     ("vla", "refresh"): [-1e-9, -1.0, NAN, INF, "0.001", None],
     ("vla", "eps"): [0.0, -1e-4, NAN, INF, "1e-4", None],
     ("vla", "penalty_scale"): [0.0, -1.0, NAN, INF, "1"],
+    ("vla", "beat"): [0, -3, 2.5, 20.0, True, "20", None],
+    ("mesa", "lambda0"): [0, 0.0, -0.1, NAN, INF, -INF, "0.1", None],
+    ("mesa", "beat"): [0, -3, 2.5, 20.0, True, "20", None],
+    ("mesa", "scale"): [0.0, -1.0, NAN, INF, "1"],
     ("linear_attention", "eps"): [0.0, -1e-4, NAN, INF, "1e-4", None],
     ("delta_rule", "scale"): [0.0, -1.0, NAN, INF, "1"],
 }

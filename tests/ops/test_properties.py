@@ -67,7 +67,7 @@ class Case:
 @st.composite
 def options_for(draw, op):
     """Settings under which the recurrences neither blow up nor divide by what rounding left over."""
-    options, gated, op = {}, op in FUNCTIONS, FUNCTIONS.get(op, op)
+    options, gated, forgets, op = {}, op in FUNCTIONS, op == "forgetting_vla", FUNCTIONS.get(op, op)
     if op != "decayed_delta_rule":
         options["feature_map"] = draw(st.sampled_from(["elu1", "silu", "identity"]))
     if op in ("vla", "linear_attention"):
@@ -85,6 +85,8 @@ def options_for(draw, op):
         if not gated:
             options["penalty_scale"] = draw(st.sampled_from([None, 1.0, 0.3]))
         options["update_penalty"] = draw(st.sampled_from([True, True, True, False]))
+        if forgets:
+            options |= {"refresh_every": None, "update_penalty": True, "beat": draw(st.sampled_from([1, 3, 6, 64]))}
         options["normalize_key"] = draw(st.sampled_from([True, True, options["gain"] != "projection"]))
     return options
 

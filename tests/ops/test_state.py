@@ -42,7 +42,7 @@ def assert_same_state(kind, got, expected):
 def test_shapes_and_types(op, backend, dtype):
     inputs, state = make_inputs(op, dtype=dtype), None
     kept = torch.float64 if dtype == torch.float64 else torch.float32
-    shapes = {"S": (B, H, DV, D), "A": (B, H, D, D), "z": (B, H, D), "t": (B,)}
+    shapes = {"S": (B, H, DV, D), "A": (B, H, D, D), "z": (B, H, D), "f": (B, H), "t": (B,)}
     for seen in (T, 2 * T):
         o, state = call(op, inputs, backend=backend, initial_state=state, return_state=True)
         assert o.dtype == dtype
@@ -80,7 +80,7 @@ def test_without_return_state_there_is_only_the_output(op, backend):
 
 @each_kind
 def test_the_size_does_not_depend_on_the_tokens_seen(kind):
-    counts = {"S": H * DV * D, "A": H * D * D, "z": H * D, "t": 0}
+    counts = {"S": H * DV * D, "A": H * D * D, "z": H * D, "f": H, "t": 0}
     for dtype, size in ((torch.float32, 4), (torch.bfloat16, 4), (torch.float64, 8)):
         expected = B * (sum(counts[name] * (8 if name == "z" else size) for name in FIELDS[STATES[kind]]) + 8)
         for time in (0, 1, T):

@@ -295,8 +295,9 @@ def wrongly_made(kind):
             yield {**good, name: bad}
     if kind != "delta_rule":
         yield {**good, "S": good["S"][:, :1].clone()}
-        yield {**good, "z": good["z"][..., :-1].clone()}
-    if kind == "vla":
+        cut = "z" if "z" in good else "f"
+        yield {**good, cut: good[cut][..., :-1].clone()}
+    if "A" in good:
         yield {**good, "S": good["S"].float()}
         yield {**good, "A": good["A"][..., :-1].clone()}
 

@@ -15,6 +15,7 @@ from varla.training import Run, train
 
 # Values of every option beside its default.
 VALUES = {
+    "beat": [3],
     "bias": [False],
     "conv": [1, 4],
     "eps": [0.1],

@@ -33,6 +33,7 @@ TRAIN = {
     "layer.lambda0": "initial penalty; A begins as I / lambda0",
     "layer.refresh_every": "tokens between refreshes of A; null: none",
     "layer.refresh": "what a refresh adds to A's diagonal",
+    "layer.beat": "tokens between two returns of the prior that A has forgotten",
     "layer.eps": "smallest denominator",
     "layer.gain": "how A k becomes the write direction: unit (the paper), projection or raw",
     "layer.feature_map": "of queries and keys: elu1, silu or identity",

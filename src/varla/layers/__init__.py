@@ -9,6 +9,7 @@ from varla.layers.deltanet_paper import PaperDeltaNet
 from varla.layers.gated_deltanet import GatedDeltaNet
 from varla.layers.gated_vla import GatedVLA
 from varla.layers.linear import LinearAttention
+from varla.layers.mesa import Mesa
 from varla.layers.options import options_of
 from varla.layers.softmax import SoftmaxAttention
 from varla.layers.state import LayerState, ModelState
@@ -16,7 +17,7 @@ from varla.layers.vla import VLA
 
 MECHANISMS: dict[str, type[Layer]] = {
     layer.name: layer
-    for layer in (SoftmaxAttention, LinearAttention, DeltaNet, PaperDeltaNet, GatedDeltaNet, VLA, GatedVLA)
+    for layer in (SoftmaxAttention, LinearAttention, DeltaNet, PaperDeltaNet, GatedDeltaNet, VLA, GatedVLA, Mesa)
 }
 
 

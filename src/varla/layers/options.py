@@ -37,14 +37,16 @@ def renamed(settings: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, 
 def options_of(kind: type[nn.Module]) -> dict[str, Any]:
     """Keyword options and their defaults: the class's own and, where it takes **options, its parents'.
 
-    A class may declare its own as a dataclass, OPTIONS, instead of in its signature.
+    A class may declare its own as a dataclass, OPTIONS, instead of in its signature; less those in NO_OPTIONS.
     """
     found: dict[str, Any] = {}
     for cls in kind.__mro__:
         if "__init__" not in vars(cls):
             continue
         if "OPTIONS" in vars(cls):
-            found.update({each.name: each.default for each in fields(vars(cls)["OPTIONS"]) if each.init})
+            without = vars(cls).get("NO_OPTIONS", ())
+            own = [each for each in fields(vars(cls)["OPTIONS"]) if each.init and each.name not in without]
+            found.update({each.name: each.default for each in own})
         parameters = inspect.signature(vars(cls)["__init__"]).parameters.values()
         found.update({p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in found})
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):

@@ -26,10 +26,12 @@ class VLA(Layer):
     state_class = VLAState
 
     OPTIONS = VLASettings
+    NO_OPTIONS = ("beat",)  # for forgetting, which this layer does not have
 
     def __init__(self, d_model: int, n_heads: int, **options: Any):
         """Options: those of `varla.vla` (VLASettings), and those that all mechanisms share."""
-        own = {name: options.pop(name) for name in list(options) if name in VLASettings.__dataclass_fields__}
+        allowed = VLASettings.__dataclass_fields__.keys() - self.NO_OPTIONS
+        own = {name: options.pop(name) for name in list(options) if name in allowed}
         super().__init__(d_model, n_heads, **options)
         self.settings = VLASettings(**own)  # a wrong value is refused here, not at the first batch
         self.options = own

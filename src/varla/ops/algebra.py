@@ -29,6 +29,16 @@ def eye_like(x: Tensor, n: int) -> Tensor:
     return torch.eye(n, dtype=x.dtype, device=x.device)
 
 
+def add_to_inverse(A: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+    """((A^-1 + m I)^-1, L) for symmetric positive definite A [..., D, D] and m >= 0 [...]; L L^T = I + m A.
+
+    It solves (I + m A) X = A, which takes no difference of large numbers. Where m = 0, A does not change by a bit.
+    """
+    L, info = torch.linalg.cholesky_ex(eye_like(A, A.shape[-1]) + m[..., None, None] * A)
+    L = L.masked_fill((info != 0)[..., None, None], torch.nan)  # A is not positive definite, or not finite
+    return symmetric(torch.cholesky_solve(A, L)), L
+
+
 def solve_lower(L: Tensor, X: Tensor, unit: bool = False) -> Tensor:
     """L^-1 X for lower triangular L [M, n, n] and X [M, n, d]. With `unit`, the diagonal is assumed to be 1.
 

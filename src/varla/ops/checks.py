@@ -14,7 +14,12 @@ _FLOAT_NAMES = "float16, bfloat16, float32 or float64"
 
 
 # The gates of the operators [B, T, H] and the values they may have.
-GATES = {"beta": (0.0, 2.0), "decay": (-math.inf, 0.0), "strength": (0.0, math.inf)}
+GATES = {
+    "beta": (0.0, 2.0),
+    "decay": (-math.inf, 0.0),
+    "strength": (0.0, math.inf),
+    "forget": (-math.inf, 0.0),
+}
 
 
 def check_inputs(inputs: Mapping[str, tuple[Tensor, str]]) -> tuple[list[Tensor], dict[str, int]]:
@@ -77,14 +82,19 @@ def _check_values(name: str, x: Tensor) -> None:
 
 def host_range(x: Tensor) -> tuple[float, float] | None:
     """The least and greatest value of a tensor on the CPU. None if they cannot be read: on a GPU, or while tracing."""
-    if torch.compiler.is_compiling() or x.device.type != "cpu" or x.numel() == 0:
-        return None
-    if torch._C._len_torch_dispatch_stack() > 0:  # make_fx traces real tensors, too, and refuses to read their values
-        return None
-    if type(x) not in (Tensor, Parameter) or torch._C._functorch.is_functorch_wrapped_tensor(x):
+    if x.numel() == 0 or not readable(x):
         return None
     low, high = x.detach().aminmax()
     return float(low), float(high)
+
+
+def readable(x: Tensor) -> bool:
+    """Whether the values of a tensor can be read without waiting for a GPU: it is on the CPU and not traced."""
+    if torch.compiler.is_compiling() or x.device.type != "cpu":
+        return False
+    if torch._C._len_torch_dispatch_stack() > 0:  # make_fx traces real tensors, too, and refuses to read their values
+        return False
+    return type(x) in (Tensor, Parameter) and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def check_cu_seqlens(cu_seqlens: object, B: int, device: torch.device) -> TypeGuard[Tensor]:

@@ -214,6 +214,12 @@ def choose(
     return backend
 
 
+def refuse_kernels(backend: str, instead: str) -> None:
+    """Raise a RuntimeError for backend="triton": forgetting has no kernels."""
+    if backend == "triton":
+        raise RuntimeError(f"backend='triton' cannot run here: forgetting has no kernels yet; use backend={instead!r}")
+
+
 def loop_pays(sizes: Mapping[str, int], tokens: int) -> bool:
     """Whether there are so few tokens that a loop over them is faster than chunks.
 

@@ -19,7 +19,7 @@ from varla.ops.checks import check_shapes, check_untracked, dtype_name, dtype_of
 _FILE_VERSION = "2"
 _WITHOUT_CHECKSUM = "1"  # files of earlier varla: their numbers cannot be checked
 
-DIMENSIONS = {"S": "B H Dv D", "A": "B H D D", "z": "B H D", "t": "B"}
+DIMENSIONS = {"S": "B H Dv D", "A": "B H D D", "z": "B H D", "f": "B H", "t": "B"}
 # Tensors whose dtype does not follow the inputs. z is a sum without end: in float32 it would stop growing at 2**24.
 PRECISIONS = {"z": torch.float64, "t": torch.int64}
 
@@ -172,6 +172,21 @@ class VLAState(State):
 
 
 @dataclass(eq=False)
+class ForgettingState(State):
+    """State of `varla.vla` with `forget`: S, A, z and t as in VLAState, and f.
+
+    f [B, H]: logarithm of C, the share of the prior lambda0 I that A^-1 still holds since the last beat. It is at most
+    0, and has the precision of A.
+    """
+
+    S: Tensor
+    A: Tensor
+    z: Tensor
+    f: Tensor
+    t: Tensor
+
+
+@dataclass(eq=False)
 class DeltaRuleState(State):
     """State of `varla.delta_rule`: S [B, H, Dv, D] and t [B], as in VLAState."""
 
@@ -197,6 +212,25 @@ class DirectionState(State):
     """State of `varla.directions`: A [B, H, D, D] and t [B], as in VLAState."""
 
     A: Tensor
+    t: Tensor
+
+
+@dataclass(eq=False)
+class ForgettingDirectionState(State):
+    """State of `varla.directions` with `forget`: A [B, H, D, D], f [B, H] and t [B], as in ForgettingState."""
+
+    A: Tensor
+    f: Tensor
+    t: Tensor
+
+
+@dataclass(eq=False)
+class MesaState(State):
+    """State of `varla.mesa`: S [B, H, Dv, D], the sum of values times keys, and A, f and t as in ForgettingState."""
+
+    S: Tensor
+    A: Tensor
+    f: Tensor
     t: Tensor
 
 

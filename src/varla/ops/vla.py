@@ -9,7 +9,7 @@ from torch import Tensor
 
 from varla.arguments import refuse_unknown
 from varla.ops.checks import check_gated, check_inputs, check_untracked
-from varla.ops.directions.reference import directions_reference
+from varla.ops.directions.reference import directions_reference, forgetting_reference
 from varla.ops.directions.settings import DirectionOptions, DirectionSettings
 from varla.ops.dispatch import (
     CALL,
@@ -20,15 +20,16 @@ from varla.ops.dispatch import (
     Result,
     accepts,
     defaults_of,
+    refuse_kernels,
     run,
     run_step,
     settings_of,
     split,
 )
-from varla.ops.fused.chunk import vla_chunk
+from varla.ops.fused.chunk import vla_chunk, vla_forgetting_chunk
 from varla.ops.memory.reference import memory_reference
 from varla.ops.memory.settings import MemorySettings
-from varla.ops.state import VLAState
+from varla.ops.state import ForgettingState, VLAState
 
 
 class VLAOptions(DirectionOptions, total=False):
@@ -87,26 +88,75 @@ class VLACall(VLAOptions, Gates, CallOptions, total=False):
     initial_state: VLAState | None
 
 
+class ForgettingCall(VLAOptions, Gates, CallOptions, total=False):
+    """The keywords of `varla.vla` with `forget`, for type checkers."""
+
+    initial_state: ForgettingState | None
+
+
 class VLAStep(VLAOptions, Gates, total=False):
     """The keywords of `varla.vla_step`, for type checkers."""
 
 
 GATES: dict[str, Tensor | None] = {"beta": None, "decay": None, "strength": None}
-KEYWORDS = {**GATES, **SCALARS}
+KEYWORDS = {**GATES, "forget": None, **SCALARS}
 
 
 @overload
 def vla(
-    q: Tensor, k: Tensor, v: Tensor, u: Tensor, *, return_state: Literal[False] = False, **options: Unpack[VLACall]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    u: Tensor,
+    *,
+    return_state: Literal[False] = False,
+    forget: None = None,
+    **options: Unpack[VLACall],
 ) -> Tensor: ...
 @overload
 def vla(
-    q: Tensor, k: Tensor, v: Tensor, u: Tensor, *, return_state: Literal[True], **options: Unpack[VLACall]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    u: Tensor,
+    *,
+    return_state: Literal[True],
+    forget: None = None,
+    **options: Unpack[VLACall],
 ) -> tuple[Tensor, VLAState]: ...
+@overload
+def vla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    u: Tensor,
+    *,
+    return_state: Literal[False] = False,
+    forget: Tensor,
+    **options: Unpack[ForgettingCall],
+) -> Tensor: ...
+@overload
+def vla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    u: Tensor,
+    *,
+    return_state: Literal[True],
+    forget: Tensor,
+    **options: Unpack[ForgettingCall],
+) -> tuple[Tensor, ForgettingState]: ...
 @accepts(GATES, CALL, SCALARS)
 def vla(
-    q: Tensor, k: Tensor, v: Tensor, u: Tensor, *, return_state: bool = False, **options: Unpack[VLACall]
-) -> Tensor | tuple[Tensor, VLAState]:
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    u: Tensor,
+    *,
+    return_state: bool = False,
+    forget: Tensor | None = None,
+    **options: Any,
+) -> Tensor | tuple[Tensor, VLAState] | tuple[Tensor, ForgettingState]:
     """Variational Linear Attention: Algorithm 1 of the paper. Every backend computes it exactly.
 
         a = directions(k, u)        A <- A - w A u u^T A / (1 + w u^T A u),   a = A k / |A k|
@@ -125,7 +175,10 @@ def vla(
         strength: penalty strengths w [B, T, H], at least 0, for u of length 1. 0 leaves A as it is. None: u has the
             length `penalty_scale`. Relative errors grow like w / lambda0, which may be up to 1000 in float32. With
             bfloat16 inputs, the kernels are off by 1 to 2% at 1, and by 5% at 10.
-        initial_state: the state to start from, with one row for each sequence. None: S = 0, A = I / lambda0, z = 0.
+        forget: logarithm of the forgetting factor c of A^-1 [B, T, H], at most 0: A^-1 <- c A^-1 + w u u^T. Every
+            `beat` tokens, the forgotten part of the prior is given back. Needs refresh_every=None. None: no forgetting.
+        initial_state: the state to start from, with one row for each sequence: a VLAState, or with `forget` a
+            ForgettingState. None: S = 0, A = I / lambda0, z = 0.
         return_state: also return the state after the last token.
         cu_seqlens: offsets [N + 1] of N sequences packed into B = 1. Packed sequences do not affect each other.
         backend: "reference", "chunk", "triton" or "auto"; see `varla.backends()`.
@@ -147,32 +200,41 @@ def vla(
         scale: factor on the query features. None: D ** -0.5.
         normalize_key: normalise key features to unit length for S. False: the paper's ablation.
         update_penalty: False keeps A at its initial value, without refresh: the paper's ablation.
+        beat: for `forget`, the tokens between two returns of the prior. Let C be the product of c since the last beat.
+            A token after a positive multiple of `beat` tokens begins with A^-1 <- A^-1 + lambda0 (1 - C) I, C <- 1.
+            Between two beats, C lambda0 must stay above the bound of lambda0: above 0.001 w in float32, with w =
+            |u|^2 or the strength. Chunks are not longer than the beat.
 
-    Values of beta, decay and strength are checked if they are on the CPU. On a GPU that would wait for the device:
-    values that are not allowed then give results without meaning.
+    Values of beta, decay, strength and forget are checked if they are on the CPU. On a GPU that would wait for the
+    device: values that are not allowed then give results without meaning.
 
     NaN or infinity in k, v, u or a gate makes the later outputs of its row and head NaN. In the kernels it also reaches
     earlier tokens of the same chunk of 64, because their products run over whole chunks. A decay of -inf is no such
     value: it forgets all of S and z.
 
     Returns:
-        o [B, T, H, Dv] in the inputs' dtype, or (o, VLAState) with `return_state`.
+        o [B, T, H, Dv] in the inputs' dtype, or (o, VLAState) with `return_state`. With `forget`, the state is a
+        ForgettingState.
     """
     call, own = split(options, KEYWORDS)
     gates = {name: own.pop(name, None) for name in GATES}
-    settings, gated = settings_of(VLASettings, own), any(x is not None for x in gates.values())
+    settings = settings_of(VLASettings, own)
+    gated = forget is not None or any(x is not None for x in gates.values())
     if gated:
-        inputs, sizes = _gated("B T H", q, k, v, u, gates, settings)
+        inputs, sizes = _gated("B T H", q, k, v, u, {**gates, "forget": forget}, settings)
     else:
         tensors, sizes = check_inputs(
             {"q": (q, "B T H D"), "k": (k, "B T H D"), "v": (v, "B T H Dv"), "u": (u, "B T H D")}
         )
-        inputs = [*tensors, None, None, None]
+        inputs = [*tensors, None, None, None, None]
+    if forget is not None:
+        refuse_kernels(call["backend"], "chunk")
+        return run(_FORGETTING, inputs, sizes, settings.halves, return_state, **call)
     mechanism = _GATED if gated or settings.prepares_features else _VLA
-    return run(mechanism, inputs, sizes, settings.halves, return_state, **call)
+    return run(mechanism, inputs[:-1], sizes, settings.halves, return_state, **call)
 
 
-@accepts(GATES, SCALARS)
+@overload
 def vla_step(
     q: Tensor,
     k: Tensor,
@@ -182,9 +244,36 @@ def vla_step(
     *,
     inplace: bool = False,
     backend: str = "auto",
+    forget: None = None,
     **options: Unpack[VLAStep],
-) -> tuple[Tensor, VLAState]:
-    """One token of `vla`, in constant memory. The options are those of `vla`.
+) -> tuple[Tensor, VLAState]: ...
+@overload
+def vla_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    u: Tensor,
+    state: ForgettingState | None = None,
+    *,
+    inplace: bool = False,
+    backend: str = "auto",
+    forget: Tensor,
+    **options: Unpack[VLAStep],
+) -> tuple[Tensor, ForgettingState]: ...
+@accepts(GATES, SCALARS)
+def vla_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    u: Tensor,
+    state: VLAState | ForgettingState | None = None,
+    *,
+    inplace: bool = False,
+    backend: str = "auto",
+    forget: Tensor | None = None,
+    **options: Unpack[VLAStep],
+) -> tuple[Tensor, VLAState] | tuple[Tensor, ForgettingState]:
+    """One token of `vla`, in constant memory. The options are those of `vla`. With `forget`, the loop computes it.
 
     q, k, u [B, H, D], v [B, H, Dv], gates [B, H]; `state` None begins a sequence. Returns (o [B, H, Dv], state).
 
@@ -196,20 +285,30 @@ def vla_step(
             derivatives), or "auto": the kernel on a GPU if no gradients are needed, else the loop.
     """
     for name in options.keys() - SCALARS.keys() - GATES.keys():
-        refuse_unknown("option", name, ["inplace", "backend", *GATES, *SCALARS], error=TypeError)
+        refuse_unknown("option", name, ["inplace", "backend", *GATES, "forget", *SCALARS], error=TypeError)
     own: dict[str, Any] = dict(options)
     gates = {name: own.pop(name, None) for name in GATES}
-    settings, gated = settings_of(VLASettings, own), any(x is not None for x in gates.values())
+    settings = settings_of(VLASettings, own)
+    gated = forget is not None or any(x is not None for x in gates.values())
+    gates["forget"] = forget
     if gated:
         inputs, sizes = _gated("B H", q, k, v, u, gates, settings)
     else:
         tensors, sizes = check_inputs({"q": (q, "B H D"), "k": (k, "B H D"), "v": (v, "B H Dv"), "u": (u, "B H D")})
-        inputs = [*tensors, None, None, None]
+        inputs = [*tensors, None, None, None, None]
     if inplace:
         named = {name: x for name, x in {"q": q, "k": k, "v": v, "u": u, **gates}.items() if x is not None}
         check_untracked("an update in place keeps nothing for a backward", named)
-    mechanism = _GATED if gated or settings.prepares_features else _VLA
-    return run_step(mechanism, inputs, sizes, settings.halves, state, backend=backend, inplace=inplace)
+    mechanism: Mechanism[Any] = _GATED if gated or settings.prepares_features else _VLA
+    if forget is not None:
+        refuse_kernels(backend, "reference")
+        mechanism = _FORGETTING
+    else:
+        inputs = inputs[:-1]
+    stepped: tuple[Tensor, Any] = run_step(
+        mechanism, inputs, sizes, settings.halves, state, backend=backend, inplace=inplace
+    )
+    return stepped
 
 
 def _gated(
@@ -222,6 +321,7 @@ def _gated(
         {name: (x, where) for name, x in gates.items()},
     )
     settings.check_strength(inputs[6])
+    settings.check_forget(inputs[7])
     return inputs, sizes
 
 
@@ -234,6 +334,17 @@ def _reference(
     a, A = directions_reference(k, u, strength, A, t, along)
     o, S, z = memory_reference(q, k, v, a, beta, decay, S, z, settings)
     return o, [S, A, z]
+
+
+def _forgetting_reference(
+    inputs: Sequence[Any], held: Held, t: Tensor, along: DirectionSettings, settings: MemorySettings
+) -> Result:
+    """As `_reference`, with forgetting in A."""
+    q, k, v, u, beta, decay, strength, forget = inputs
+    S, A, z, f = held
+    a, A, f = forgetting_reference(k, u, strength, forget, A, f, t, along)
+    o, S, z = memory_reference(q, k, v, a, beta, decay, S, z, settings)
+    return o, [S, A, z, f]
 
 
 def _kernels(
@@ -266,3 +377,4 @@ def _decode(inputs: Sequence[Any], state: VLAState, settings: Sequence[Any]) -> 
 
 _VLA = Mechanism(VLAState, _reference, vla_chunk, _kernels, decode=_decode)
 _GATED = replace(_VLA, kernel_tokens=UNTRIED)
+_FORGETTING = Mechanism(ForgettingState, _forgetting_reference, vla_forgetting_chunk)

@@ -27,10 +27,15 @@ class Refresh:
 
 @dataclass(frozen=True)
 class Context:
-    """What a cell knows of its window: which tokens exist (None: all), and the refreshes (None: no refresh)."""
+    """What a cell knows of its window.
+
+    valid [M, n, 1]: which tokens exist (None: all). refresh: the refreshes (None: no refresh). due [M, n, 1]: the
+    tokens before which the prior is given back (None: there is no beat).
+    """
 
     valid: Tensor | None
     refresh: Refresh | None
+    due: Tensor | None = None
 
 
 Inputs = Sequence[Any]  # tensors, or None for an optional input that was not given
@@ -41,14 +46,16 @@ class Cell(Protocol):
     """One segment of an operator, forward and backward.
 
     A cell computes G chunks of N = rows x heads at once. Inputs are raw, [M, n, *] with M = G N, in the state's
-    precision; the state is [N, *]. `refresh_beat` is (period, eta) of the refresh, or None. `output_like` is the index
-    of the input whose shape the outputs have. `may_be_minus_infinity` are indices of inputs of which an exponential is
-    taken: a key, or the logarithm of a gate.
+    precision; the state is [N, *]. `refresh_beat` is (period, eta) of the refresh, or None. `beat` is the number of
+    tokens after which the prior is given back, or None. `output_like` is the index of the input whose shape the outputs
+    have. `may_be_minus_infinity` are indices of inputs of which an exponential is taken: a key, or the logarithm of a
+    gate.
     """
 
     output_like: ClassVar[int]
     may_be_minus_infinity: Sequence[int]
     refresh_beat: tuple[int, float] | None
+    beat: int | None
 
     def forward(self, inputs: Inputs, state: Tensors, context: Context) -> tuple[Tensor, Tensors, Tensors]:
         """Returns (outputs [M, n, *], state before each chunk [M, *], state after the last [N, *])."""
@@ -81,12 +88,18 @@ class Job:
         """A segment's window on tokens [B, T, H, *], and the context for the cell."""
         heads = like.shape[1]
         window = Window(self.plan, block, segment, self.packed, self.t.device)
-        refresh = None
+        refresh = due = None
         if self.cell.refresh_beat is not None:
             period, eta = self.cell.refresh_beat
-            t = self.t[self.rows(block.lo, block.lo + segment.rows)]
-            refresh = Refresh(*(count * eta for count in window.refreshes(t, period, heads, like.dtype)))
-        return window, Context(window.valid(heads), refresh)
+            counts = window.refreshes(self._seen(block, segment), period, heads, like.dtype)
+            refresh = Refresh(*(count * eta for count in counts))
+        if self.cell.beat is not None:
+            due = window.due(self._seen(block, segment), self.cell.beat, heads)
+        return window, Context(window.valid(heads), refresh, due)
+
+    def _seen(self, block: Block, segment: Segment) -> Tensor:
+        """The tokens that each row of a segment has seen before this call."""
+        return self.t[self.rows(block.lo, block.lo + segment.rows)]
 
 
 def forward(job: Job, inputs: Inputs, state: Tensors, kept: Tensors) -> tuple[Tensor, list[Tensor]]:

@@ -102,6 +102,16 @@ class Window:
         )
         return before[..., None], until[..., None], total
 
+    def due(self, t: Tensor, beat: int, heads: int) -> Tensor:
+        """The tokens before which their row has seen a positive multiple of `beat` tokens, [M, n, 1].
+
+        t [rows] are the tokens seen before this call. Tokens past the end of a row are not due.
+        """
+        position = self._positions()
+        seen = t[None, :, None] + position
+        due = (seen % beat == 0) & (seen > 0) & (position < self._lengths())
+        return due[:, :, None].expand(-1, -1, heads, -1).reshape(-1, self.n, 1)
+
     def _positions(self) -> Tensor:
         """Position of each token in its row, [G, 1, n]."""
         return torch.arange(self.begin, self.end, device=self.device).view(self.G, 1, self.n)

@@ -3,6 +3,8 @@
 lambda <- lambda + w u u^T,   A = lambda^-1     by Sherman-Morrison; |u| = 1 with a strength w, else `penalty_scale`
 A <- A + eta I                                  every `refresh_every` tokens
 a = A k / |A k|                                 or another gain
+
+With `forget`, lambda <- c lambda + w u u^T. Every `beat` tokens, the forgotten part of lambda0 I is given back.
 """
 
 from collections.abc import Sequence
@@ -15,7 +17,8 @@ from torch import Tensor
 from varla.ops.checks import check_gated
 from varla.ops.chunk.op import ChunkOperator
 from varla.ops.directions.chunk import DirectionCell
-from varla.ops.directions.reference import directions_reference
+from varla.ops.directions.forgetting import forgetting_chunk
+from varla.ops.directions.reference import directions_reference, forgetting_reference
 from varla.ops.directions.settings import DirectionOptions, DirectionSettings
 from varla.ops.dispatch import (
     CALL,
@@ -26,18 +29,30 @@ from varla.ops.dispatch import (
     Result,
     accepts,
     defaults_of,
+    refuse_kernels,
     run,
     settings_of,
     split,
 )
-from varla.ops.state import DirectionState
+from varla.ops.state import DirectionState, ForgettingDirectionState
 
 
-class DirectionCall(DirectionOptions, CallOptions, total=False):
-    """The keywords of `varla.directions`, for type checkers."""
+class DirectionKeywords(DirectionOptions, CallOptions, total=False):
+    """The keywords of `varla.directions` without `initial_state`, for type checkers."""
 
     strength: Tensor | None
+
+
+class DirectionCall(DirectionKeywords, total=False):
+    """The keywords of `varla.directions`, for type checkers."""
+
     initial_state: DirectionState | None
+
+
+class ForgettingCall(DirectionKeywords, total=False):
+    """The keywords of `varla.directions` with `forget`, for type checkers."""
+
+    initial_state: ForgettingDirectionState | None
 
 
 SCALARS = defaults_of(DirectionSettings)
@@ -45,16 +60,29 @@ SCALARS = defaults_of(DirectionSettings)
 
 @overload
 def directions(
-    k: Tensor, u: Tensor, *, return_state: Literal[False] = False, **options: Unpack[DirectionCall]
+    k: Tensor,
+    u: Tensor,
+    *,
+    return_state: Literal[False] = False,
+    forget: None = None,
+    **options: Unpack[DirectionCall],
 ) -> Tensor: ...
 @overload
 def directions(
-    k: Tensor, u: Tensor, *, return_state: Literal[True], **options: Unpack[DirectionCall]
+    k: Tensor, u: Tensor, *, return_state: Literal[True], forget: None = None, **options: Unpack[DirectionCall]
 ) -> tuple[Tensor, DirectionState]: ...
+@overload
+def directions(
+    k: Tensor, u: Tensor, *, return_state: Literal[False] = False, forget: Tensor, **options: Unpack[ForgettingCall]
+) -> Tensor: ...
+@overload
+def directions(
+    k: Tensor, u: Tensor, *, return_state: Literal[True], forget: Tensor, **options: Unpack[ForgettingCall]
+) -> tuple[Tensor, ForgettingDirectionState]: ...
 @accepts({"strength": None}, CALL, SCALARS)
 def directions(
-    k: Tensor, u: Tensor, *, return_state: bool = False, **options: Unpack[DirectionCall]
-) -> Tensor | tuple[Tensor, DirectionState]:
+    k: Tensor, u: Tensor, *, return_state: bool = False, forget: Tensor | None = None, **options: Any
+) -> Tensor | tuple[Tensor, DirectionState] | tuple[Tensor, ForgettingDirectionState]:
     """The write directions of VLA: lines 8 to 18 of Algorithm 1. Every backend computes them exactly.
 
     `varla.memory` writes along them. `varla.vla` computes both in one call, and faster.
@@ -63,19 +91,34 @@ def directions(
         k: keys [B, T, H, D], raw: feature map and normalisation are applied inside.
         u: penalty directions [B, T, H, D], raw: normalised inside. A zero u does not change A.
         strength: penalty strengths [B, T, H], as for `varla.vla`.
+        forget: logarithms of the forgetting factors of A^-1 [B, T, H], as for `varla.vla`.
         initial_state, return_state, cu_seqlens, backend, chunk_size: as for `varla.vla`.
-        options: lambda0, refresh_every, refresh, gain, feature_map, penalty_scale, normalize_key and update_penalty, as
-            for `varla.vla`.
+        options: lambda0, refresh_every, refresh, gain, feature_map, penalty_scale, normalize_key, update_penalty and
+            beat, as for `varla.vla`.
 
     Returns:
-        a [B, T, H, D] in the inputs' dtype, or (a, DirectionState) with `return_state`.
+        a [B, T, H, D] in the inputs' dtype, or (a, DirectionState) with `return_state`. With `forget`, the state is a
+        ForgettingDirectionState.
     """
-    call, own = split(options, {"strength": None, **SCALARS})
+    call, own = split(options, {"strength": None, "forget": None, **SCALARS})
     strength = own.pop("strength", None)
     settings = settings_of(DirectionSettings, own)
-    inputs, sizes = check_gated({"k": (k, "B T H D"), "u": (u, "B T H D")}, {"strength": (strength, "B T H")})
+    inputs, sizes = check_gated(
+        {"k": (k, "B T H D"), "u": (u, "B T H D")}, {"strength": (strength, "B T H"), "forget": (forget, "B T H")}
+    )
     settings.check_strength(inputs[2])
-    return run(_DIRECTIONS if strength is None else _STRENGTHS, inputs, sizes, (settings,), return_state, **call)
+    if forget is not None:
+        settings.check_forget(inputs[3])
+        refuse_kernels(call["backend"], "chunk")
+        return run(FORGETTING, inputs, sizes, (settings,), return_state, **call)
+    mechanism = _DIRECTIONS if strength is None else _STRENGTHS
+    return run(mechanism, inputs[:3], sizes, (settings,), return_state, **call)
+
+
+def _forgetting_reference(inputs: Sequence[Any], held: Held, t: Tensor, settings: DirectionSettings) -> Result:
+    (k, u, strength, forget), (A, f) = inputs, held
+    a, A, f = forgetting_reference(k, u, strength, forget, A, f, t, settings)
+    return a, [A, f]
 
 
 def _reference(inputs: Sequence[Any], held: Held, t: Tensor, settings: DirectionSettings) -> Result:
@@ -111,3 +154,4 @@ def prepared(inputs: Sequence[Any], settings: DirectionSettings) -> Any:
 _chunk = ChunkOperator("directions_chunk", DirectionCell, "k u strength?", "A", DirectionSettings)
 _DIRECTIONS = Mechanism(DirectionState, _reference, _chunk, _kernels)
 _STRENGTHS = replace(_DIRECTIONS, kernel_tokens=UNTRIED)
+FORGETTING = Mechanism(ForgettingDirectionState, _forgetting_reference, forgetting_chunk)

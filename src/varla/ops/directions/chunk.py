@@ -30,6 +30,7 @@ class DirectionCell:
 
     output_like = 0
     may_be_minus_infinity: Sequence[int] = ()
+    beat = None
 
     def __init__(self, settings: DirectionSettings):
         """Remember the scalars."""
@@ -87,9 +88,8 @@ class Recomputed:
     ):
         """K, u [M, n, D] and strength [M, n, 1] as for `forward`; A0 [M, D, D] is A before each chunk."""
         self.K, self.strength, self.A0, self.refresh = K, strength, A0, refresh
-        self.length = settings.lengths_of_u(strength, u.shape[-1])
-        self.unit_u, self.inverse = unit(u)
-        self.U = self.unit_u * self.length
+        self.penalty = Penalty(u, strength, settings)
+        self.U = self.penalty.U
         self.parts = None
         if settings.update_penalty:
             drift = None if refresh is None else refresh.before * self.U
@@ -106,11 +106,26 @@ class Recomputed:
             still = None if self.strength is None else torch.zeros_like(self.strength)
             return DirectionGradients(dK + dK_gain, torch.zeros_like(self.U), still, dA)
         dU, dK, dA = backward(self.U, self.K, self.A0, self.parts, dP, dA, self.refresh)
+        du, dstrength = self.penalty.backward(dU)
+        return DirectionGradients(dK + dK_gain, du, dstrength, dA)
+
+
+class Penalty:
+    """U, the penalty directions: raw u [M, n, D], normalised, times their lengths. The rest is for the backward."""
+
+    def __init__(self, u: Tensor, strength: Tensor | None, settings: DirectionSettings):
+        """strength [M, n, 1] as for `lengths_of_u`."""
+        self.strength, self.length = strength, settings.lengths_of_u(strength, u.shape[-1])
+        self.unit_u, self.inverse = unit(u)
+        self.U = self.unit_u * self.length
+
+    def backward(self, dU: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Gradients of raw u and of the strengths, from that of U."""
         if self.strength is None:
-            dstrength, length = None, self.length
-        else:  # the strength is |u|^2, and its gradient that of |u| divided by 2 |u|; where it is 0, u has no gradient
-            dstrength, length = dot(self.unit_u, dU) / (2 * self.length), self.strength / self.length
-        return DirectionGradients(dK + dK_gain, unit_backward(dU * length, self.unit_u, self.inverse), dstrength, dA)
+            return unit_backward(dU * self.length, self.unit_u, self.inverse), None
+        # The strength is |u|^2, and its gradient that of |u| divided by 2 |u|. Where it is 0, u has no gradient.
+        du = unit_backward(dU * (self.strength / self.length), self.unit_u, self.inverse)
+        return du, dot(self.unit_u, dU) / (2 * self.length)
 
 
 class Factor(NamedTuple):
@@ -179,28 +194,44 @@ def backward(
 
     Returns (dU, dK, gradient of A before the first chunk).
     """
-    W, L, Z = parts
-    J = solve_lower(L, eye_like(L, L.shape[-1]).expand_as(L))
-    Y = torch.bmm(J, U)
-    C_K, C_P = torch.bmm(K, Z.mT).tril_(), torch.bmm(dP, Z.mT).tril_()
-
-    # Before a chunk, Lam is Pi^T Lam Pi + sym(Phi(dP)^T Phi(K)); Pi is the product of I - z u^T / delta over the chunk.
-    Pi = torch.baddbmm(eye_like(U, U.shape[-1]), Z.mT, Y, alpha=-1)
-    Phi_P, Phi_K = torch.baddbmm(dP, C_P, Y, alpha=-1), torch.baddbmm(K, C_K, Y, alpha=-1)
-    after, Lam = congruence_scan(Pi, symmetric(torch.bmm(Phi_P.mT, Phi_K)), Lam)
-
-    # All chunks at once: from P and A1 to Z, then through Z = L^-1 W and the factorisation to W and U.
-    dK = apply_A(dP, A0, Z, refresh)
-    dZ = torch.bmm(C_K.mT, dP).baddbmm_(C_P.mT, K).baddbmm_(Z, after, alpha=2).neg_()
-    B = torch.bmm(dZ, Z.mT).tril_()
-    B.diagonal(dim1=-2, dim2=-1).mul_(0.5)
-    B = symmetric(torch.bmm(J.mT, torch.bmm(B, J))).mul_(2).tril_()
-    B.diagonal(dim1=-2, dim2=-1).mul_(0.5)  # now minus the gradient of the lower triangle of L L^T
-    dW = torch.bmm(J.mT, dZ).baddbmm_(B.mT, U, alpha=-1)
-    dU = torch.bmm(dW, A0).baddbmm_(B, W, alpha=-1)
-    if refresh is not None:
-        dU.addcmul_(dW, refresh.before)
+    adjoint = Adjoint(U, K, A0, parts, dP)
+    after, Lam = congruence_scan(adjoint.Pi, adjoint.own, Lam)
+    dU, dK = adjoint.gradients(after, refresh)
     return dU, dK, Lam
+
+
+class Adjoint:
+    """What the gradient of chunks needs, all at once. Before a chunk, Lam is Pi^T Lam Pi + own.
+
+    Pi [M, D, D] is the product of I - z u^T / delta over a chunk, and own [M, D, D] is sym(Phi(dP)^T Phi(K)).
+    """
+
+    def __init__(self, U: Tensor, K: Tensor, A0: Tensor, parts: Factor, dP: Tensor):
+        """U, K, dP [M, n, D], A0 [M, D, D] before each chunk, and its factorisation."""
+        self.U, self.K, self.A0, self.parts, self.dP = U, K, A0, parts, dP
+        L, Z = parts.L, parts.Z
+        self.J = solve_lower(L, eye_like(L, L.shape[-1]).expand_as(L))
+        Y = torch.bmm(self.J, U)
+        self.C_K, self.C_P = torch.bmm(K, Z.mT).tril_(), torch.bmm(dP, Z.mT).tril_()
+        self.Pi = torch.baddbmm(eye_like(U, U.shape[-1]), Z.mT, Y, alpha=-1)
+        Phi_P, Phi_K = torch.baddbmm(dP, self.C_P, Y, alpha=-1), torch.baddbmm(K, self.C_K, Y, alpha=-1)
+        self.own = symmetric(torch.bmm(Phi_P.mT, Phi_K))
+
+    def gradients(self, after: Tensor, refresh: Refresh | None = None) -> tuple[Tensor, Tensor]:
+        """(dU, dK), from Lam after each chunk [M, D, D]."""
+        (W, _, Z), J, U, dP = self.parts, self.J, self.U, self.dP
+        # From P and A1 to Z, then through Z = L^-1 W and the factorisation to W and U.
+        dK = apply_A(dP, self.A0, Z, refresh)
+        dZ = torch.bmm(self.C_K.mT, dP).baddbmm_(self.C_P.mT, self.K).baddbmm_(Z, after, alpha=2).neg_()
+        B = torch.bmm(dZ, Z.mT).tril_()
+        B.diagonal(dim1=-2, dim2=-1).mul_(0.5)
+        B = symmetric(torch.bmm(J.mT, torch.bmm(B, J))).mul_(2).tril_()
+        B.diagonal(dim1=-2, dim2=-1).mul_(0.5)  # now minus the gradient of the lower triangle of L L^T
+        dW = torch.bmm(J.mT, dZ).baddbmm_(B.mT, U, alpha=-1)
+        dU = torch.bmm(dW, self.A0).baddbmm_(B, W, alpha=-1)
+        if refresh is not None:
+            dU.addcmul_(dW, refresh.before)
+        return dU, dK
 
 
 def congruence_scan(Pi: Tensor, own: Tensor, Lam: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,8 @@ positive definiteness. The clamps of the norms matter only for the zero vector, 
 import torch
 from torch import Tensor
 
-from varla.ops.algebra import apply, dot, eye_like, outer, symmetric
+from varla.ops.algebra import add_to_inverse, apply, dot, eye_like, outer, symmetric
+from varla.ops.checks import readable
 from varla.ops.directions.gain import write_direction
 from varla.ops.directions.settings import DirectionSettings
 from varla.ops.features import Features, unit
@@ -31,6 +32,50 @@ def directions_reference(
         A = penalty_step(A, u_t, t, settings, strength_t)  # lines 8-15
         alphas.append(write_direction(apply(A, k_hat), k_hat, settings.gain))  # lines 17-18
     return torch.stack(alphas, 1), A
+
+
+def forgetting_reference(
+    k: Tensor,
+    u: Tensor,
+    strength: Tensor | None,
+    forget: Tensor,
+    A: Tensor,
+    f: Tensor,
+    t: Tensor,
+    settings: DirectionSettings,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(a [B, T, H, D], A, f): `directions_reference` with forgetting.
+
+    forget [B, T, H, 1] is the logarithm of c in A^-1 <- c A^-1 + w u u^T, and f [B, H] the logarithm of C, the share of
+    the prior that is left since the last beat.
+    """
+    A = symmetric(A)
+    alphas, shares = [], []
+    strengths = [None] * k.shape[1] if strength is None else strength.unbind(1)
+    for k_t, u_t, strength_t, forget_t in zip(k.unbind(1), u.unbind(1), strengths, forget.unbind(1), strict=True):
+        A, f = give_back(A, f, t, settings)
+        t = t + 1
+        f = f + forget_t[..., 0]
+        A = A * torch.exp(-forget_t)[..., None]
+        k_hat = Features(k_t, settings.feature_map, settings.normalize_key).y
+        A = penalty_step(A, u_t, t, settings, strength_t)
+        alphas.append(write_direction(apply(A, k_hat), k_hat, settings.gain))
+        shares.append(f[..., None])
+    settings.check_prior(torch.stack(shares, 1), strength, k.shape[-1])
+    return torch.stack(alphas, 1), A, f
+
+
+def give_back(A: Tensor, f: Tensor, t: Tensor, settings: DirectionSettings) -> tuple[Tensor, Tensor]:
+    """(A, f) with the forgotten prior given back, in rows that have seen a positive multiple of `beat` tokens t [B].
+
+    A^-1 <- A^-1 + lambda0 (1 - C) I and C <- 1, where f [B, H] is log C.
+    """
+    due = (t > 0) & (t % settings.beat == 0)
+    if readable(due) and not due.any():
+        return A, f
+    due = due[:, None]
+    m = torch.where(due, -settings.lambda0 * torch.expm1(f), 0)
+    return add_to_inverse(A, m)[0], torch.where(due, 0, f)
 
 
 def penalty_step(

@@ -1,5 +1,6 @@
 """The scalars of `varla.directions`."""
 
+import math
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -25,6 +26,7 @@ class DirectionOptions(TypedDict, total=False):
     penalty_scale: float | None
     normalize_key: bool
     update_penalty: bool
+    beat: int
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class DirectionSettings:
     penalty_scale: float | None = None
     normalize_key: bool = True
     update_penalty: bool = True
+    beat: int = 64
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -54,6 +57,7 @@ class DirectionSettings:
             check_number("penalty_scale", self.penalty_scale, above=0, below=LARGEST)
         check_flag("normalize_key", self.normalize_key)
         check_flag("update_penalty", self.update_penalty)
+        check_count("beat", self.beat)
 
     @property
     def refresh_beat(self) -> tuple[int, float] | None:
@@ -121,3 +125,43 @@ class DirectionSettings:
                 f"strength must be at most {most:.3g} in {dtype_name(dtype)} for lambda0 = {self.lambda0!r} (above, "
                 f"rounding errors would stay in A), got values up to {values[1]:g}"
             )
+
+    def check_forget(self, forget: Tensor | None, name: str = "forget") -> None:
+        """Raise a ValueError if logarithms of forgetting factors [..., 1] cannot be used with these settings.
+
+        `name` is the user's name for them.
+        """
+        if forget is None:
+            return
+        if self.refresh_every is not None:
+            raise ValueError(
+                f"forget and refresh both keep A from shrinking: use refresh_every=None, got {self.refresh_every!r}"
+            )
+        if not self.update_penalty:
+            raise ValueError("forget changes A, and update_penalty=False keeps A fixed: give one of them")
+        values = host_range(forget)
+        if values is not None and values[0] == -math.inf:
+            raise ValueError(f"{name} must be finite: a factor of 0 would leave A without a prior, got -inf")
+
+    def check_prior(self, log_C: Tensor, strength: Tensor | None, D: int) -> None:
+        """Raise a ValueError if too much of the prior is forgotten between two beats, where that can be known.
+
+        log_C [..., 1] is the logarithm of the prior's share C after each token, in the state's precision; strength
+        [..., 1] as for `lengths_of_u`. A token takes an eigenvalue of A from 1 / (C lambda0) to about 1 / |u|^2, so
+        `check_precision` holds with C lambda0 in the place of lambda0. Without u, A must not overflow.
+        """
+        limits = torch.finfo(log_C.dtype)
+        weight = log_C.new_tensor(self.length_of_u(D) ** 2) if strength is None else strength
+        least = (LOSS * limits.eps * weight).clamp(min=limits.tiny**0.5)
+        prior = self.lambda0 * log_C.exp()
+        values = host_range(prior / least)
+        if values is None or not values[0] < 1:
+            return
+        worst = (prior / least).argmin()
+        left, bound = (float(x.detach().expand_as(log_C).flatten()[worst]) for x in (prior, least))
+        wider = ", a larger lambda0 or float64 inputs" if log_C.dtype == torch.float32 else " or a larger lambda0"
+        raise ValueError(
+            f"forgetting leaves {left:.3g} of the prior lambda0 = {self.lambda0!r} before a beat gives it back; "
+            f"{dtype_name(log_C.dtype)} needs at least {bound:.3g} (below, A would lose its digits): forget less, or "
+            f"use a beat shorter than {self.beat}{wider}"
+        )

@@ -22,6 +22,7 @@ class MemoryCell:
 
     output_like = 2
     refresh_beat = None
+    beat = None
 
     def __init__(self, settings: MemorySettings):
         """Remember the scalars."""
