@@ -36,7 +36,8 @@ def add_to_inverse(A: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
     """
     L, info = torch.linalg.cholesky_ex(eye_like(A, A.shape[-1]) + m[..., None, None] * A)
     L = L.masked_fill((info != 0)[..., None, None], torch.nan)  # A is not positive definite, or not finite
-    return symmetric(torch.cholesky_solve(A, L)), L
+    # Not torch.cholesky_solve: no CUDA graph can capture it.
+    return symmetric(solve_lower_transposed(L, solve_lower(L, A))), L
 
 
 def solve_lower(L: Tensor, X: Tensor, unit: bool = False) -> Tensor:

@@ -5,13 +5,12 @@ DeltaNet (Yang et al. 2025). The VLA paper calls another rule DeltaNet: that one
 prediction, and no beta (`decayed_delta_rule`).
 """
 
-from dataclasses import replace
 from typing import Any, Literal, Unpack, overload
 
 from torch import Tensor
 
 from varla.ops.checks import check_gated
-from varla.ops.dispatch import CALL, UNTRIED, CallOptions, Mechanism, accepts, run, run_step, settings_of, split
+from varla.ops.dispatch import CALL, CallOptions, Mechanism, accepts, run, run_step, settings_of, split
 from varla.ops.memory import kernel_form, memory_chunk, reference_form
 from varla.ops.memory.settings import MemorySettings
 from varla.ops.state import DeltaRuleState
@@ -72,7 +71,7 @@ def delta_rule(
     call, own = split(options, {"decay": None, **SCALARS})
     decay = own.pop("decay", None)
     inputs, sizes = _checked("B T H", q, k, v, beta, decay)
-    return run(_DELTA if decay is None else _GATED, inputs, sizes, _settings(**own), return_state, **call)
+    return run(_DELTA, inputs, sizes, _settings(**own), return_state, **call)
 
 
 def delta_rule_step(
@@ -112,4 +111,3 @@ def _settings(**scalars: Any) -> tuple[MemorySettings]:
 
 
 _DELTA = Mechanism(DeltaRuleState, reference_form, memory_chunk, kernel_form)
-_GATED = replace(_DELTA, kernel_tokens=UNTRIED)

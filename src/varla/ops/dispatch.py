@@ -19,9 +19,6 @@ from varla.ops.state import StateT, check_inplace, check_state
 # Below this many tokens the loop is faster than the chunk form, which has a fixed cost (python -m benchmarks.cpu).
 LOOP_TOKENS = 4
 
-# Kernels that no GPU has run yet are used only where backend="triton" asks for them: "auto" uses them for no length.
-UNTRIED = 0
-
 Held = list[Any]  # the tensors of a state, without the token count; None for those a mechanism does not keep
 Inputs = Sequence[Any]  # tensors, or None for an optional input that was not given
 Result = tuple[Tensor, Held]
@@ -234,7 +231,7 @@ def choose_step(
     """The form to run one token in: "reference" or "triton". "auto" chooses the kernel on a GPU if it can run."""
     check_choice("backend", backend, ("auto", "reference", *(("triton",) if mechanism.decode else ())))
     first: Tensor = inputs[0]
-    wanted = mechanism.decode and first.is_cuda and mechanism.kernel_tokens > UNTRIED
+    wanted = mechanism.decode and first.is_cuda
     if backend == "reference" or (backend == "auto" and not wanted):
         return "reference"
     reason = cannot_launch(first, sizes, "backend='reference'")

@@ -13,7 +13,6 @@ from varla.ops.directions.reference import directions_reference, forgetting_refe
 from varla.ops.directions.settings import DirectionOptions, DirectionSettings
 from varla.ops.dispatch import (
     CALL,
-    UNTRIED,
     CallOptions,
     Held,
     Mechanism,
@@ -230,8 +229,7 @@ def vla(
     if forget is not None:
         refuse_kernels(call["backend"], "chunk")
         return run(_FORGETTING, inputs, sizes, settings.halves, return_state, **call)
-    mechanism = _GATED if gated or settings.prepares_features else _VLA
-    return run(mechanism, inputs[:-1], sizes, settings.halves, return_state, **call)
+    return run(_VLA, inputs[:-1], sizes, settings.halves, return_state, **call)
 
 
 @overload
@@ -284,7 +282,7 @@ def vla_step(
         backend: "reference" (the loop, with derivatives), "triton" (one kernel for all rows and heads, without
             derivatives), or "auto": the kernel on a GPU if no gradients are needed, else the loop.
     """
-    for name in options.keys() - SCALARS.keys() - GATES.keys():
+    for name in set(options) - set(SCALARS) - set(GATES):
         refuse_unknown("option", name, ["inplace", "backend", *GATES, "forget", *SCALARS], error=TypeError)
     own: dict[str, Any] = dict(options)
     gates = {name: own.pop(name, None) for name in GATES}
@@ -299,7 +297,7 @@ def vla_step(
     if inplace:
         named = {name: x for name, x in {"q": q, "k": k, "v": v, "u": u, **gates}.items() if x is not None}
         check_untracked("an update in place keeps nothing for a backward", named)
-    mechanism: Mechanism[Any] = _GATED if gated or settings.prepares_features else _VLA
+    mechanism: Mechanism[Any] = _VLA
     if forget is not None:
         refuse_kernels(backend, "reference")
         mechanism = _FORGETTING
@@ -376,5 +374,4 @@ def _decode(inputs: Sequence[Any], state: VLAState, settings: Sequence[Any]) -> 
 
 
 _VLA = Mechanism(VLAState, _reference, vla_chunk, _kernels, decode=_decode)
-_GATED = replace(_VLA, kernel_tokens=UNTRIED)
 _FORGETTING = Mechanism(ForgettingState, _forgetting_reference, vla_forgetting_chunk)

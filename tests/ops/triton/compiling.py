@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tests.ops.triton.recorded import recorded
-from tests.ops.triton.registers import disassembled, unwritten
+from tests.ops.triton.registers import disassembled, faults
 from varla.ops.fused.triton.op import VLALauncher, vla_triton
 from varla.ops.state import VLAState
 from varla.ops.triton import op
@@ -62,7 +62,7 @@ def report(kernel: Any, arguments: dict[str, Any], arch: int, options: dict[str,
 
 
 def measured(called: ASTSource, target: GPUTarget, options: dict[str, int]) -> dict[str, Any]:
-    """Shared memory, registers and stack of the compiled kernel, and where it reads registers that nothing wrote."""
+    """Shared memory, registers and stack of the compiled kernel, and where ptxas went wrong (registers.py)."""
     compiled = triton.compile(called, target=target, options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
@@ -70,9 +70,9 @@ def measured(called: ASTSource, target: GPUTarget, options: dict[str, int]) -> d
         tool = triton.knobs.nvidia.cuobjdump.path
         usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
     taken = {name.lower(): int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", usage)}
-    # The fault is in descriptors of wgmma's operands (registers.py): where there is no wgmma, there is nothing to find.
-    strays = unwritten(disassembled(compiled.asm["cubin"])) if "wgmma" in compiled.asm["ptx"] else []
-    return {"shared": compiled.metadata.shared, "unwritten": strays, **taken}
+    # The faults are in descriptors of wgmma's operands: where there is no wgmma, there is nothing to find.
+    found = faults(disassembled(compiled.asm["cubin"])) if "wgmma" in compiled.asm["ptx"] else []
+    return {"shared": compiled.metadata.shared, "faults": found, **taken}
 
 
 def report_launches(arch: int) -> None:

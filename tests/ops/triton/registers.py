@@ -1,7 +1,11 @@
-"""Looks through a compiled kernel for uniform registers that are read though nothing has written them.
+"""Looks through a compiled kernel for descriptors of operands in shared memory that ptxas computes wrongly.
 
-ptxas 12.8, which comes with Triton 3.6, makes such code: the addresses of operands in shared memory are then whatever
-the last program left there. Wrong results, or an illegal memory access, and not every time.
+ptxas 12.8, which comes with Triton 3.6, does it in two ways: it reads a uniform register that nothing has written, or
+it computes both halves of a descriptor from the register of its low half. The operand's address is then wrong: wrong
+results, or an illegal memory access, and not every time.
+
+To look with another version of Triton, unpack its wheel, and run tests.ops.triton.compiling with that folder in
+PYTHONPATH and VARLA_COMPILE_KERNELS=1.
 """
 
 import re
@@ -24,6 +28,28 @@ def disassembled(cubin: bytes) -> str:
         file.flush()
         command = [triton.knobs.nvidia.nvdisasm.path, "-c", "-ndf", file.name]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def faults(sass: str) -> list[str]:
+    """Instructions that are wrong in one of the two ways."""
+    return unwritten(sass) + from_one_half(sass)
+
+
+def from_one_half(sass: str) -> list[str]:
+    """Instructions that add the high half of a constant, with carry, to a register to which the low half was added."""
+    carried: dict[str, set[str]] = {}  # by predicate, the registers to which a low half was added, while unchanged
+    found = []
+    for address, operation, operands in INSTRUCTION.findall(sass):
+        parts = [each.strip().removesuffix(".reuse") for each in operands.split(",")]
+        constant = any(re.match(r"-?0x", each) for each in parts)
+        if operation in ("IADD3.X", "UIADD3.X") and constant:
+            before = set().union(*(carried.get(each, set()) for each in parts))
+            found += [f"{address}: {operation} {operands}"] if before & set(parts[1:]) else []
+        for registers in carried.values():
+            registers.discard(parts[0])
+        if operation in ("IADD3", "UIADD3") and re.match(r"U?P\d", parts[1]):
+            carried[parts[1]] = {each for each in parts[2:] if re.match(r"U?R\d", each)} if constant else set()
+    return found
 
 
 def unwritten(sass: str) -> list[str]:

@@ -82,6 +82,6 @@ def test_compiles_and_fits(
     assert names == wanted
     known = known | OLDER.get(INSTALLED, {}).get((arch, dtype, D, refresh), {})
     for kernel in found:
-        assert not kernel["unwritten"], kernel
+        assert not kernel["faults"], kernel
         assert kernel["shared"] <= SHARED[arch], kernel
         assert kernel["stack"] <= known.get(kernel["kernel"], spilled), kernel

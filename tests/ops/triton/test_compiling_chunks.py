@@ -29,6 +29,6 @@ def test_compiles_and_fits(
     wanted = SHARED_BY_BOTH | ({"turn"} if error else set())
     assert {x["kernel"] for x in found} == (wanted - {"running_sum"} | {"decayed_sum"} if decayed else wanted)
     for kernel in found:
-        assert not kernel["unwritten"], kernel
+        assert not kernel["faults"], kernel
         assert kernel["shared"] <= SHARED[arch], kernel
         assert kernel["stack"] <= known.get(kernel["kernel"], spilled), kernel

@@ -30,4 +30,4 @@ def test_compiles_and_fits(arch: int, dtype: str, D: int, DV: int, refresh: int,
     kept = 16 if triton.__version__.startswith("3.6.") else 0  # Triton 3.6 sets 16 bytes aside in one of them
     assert max(x["stack"] for x in others) <= kept, others
     assert max(x["shared"] for x in found) <= 16384
-    assert not [x for x in found if x["unwritten"]]
+    assert not [x for x in found if x["faults"]]

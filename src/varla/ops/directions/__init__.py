@@ -22,7 +22,6 @@ from varla.ops.directions.reference import directions_reference, forgetting_refe
 from varla.ops.directions.settings import DirectionOptions, DirectionSettings
 from varla.ops.dispatch import (
     CALL,
-    UNTRIED,
     CallOptions,
     Held,
     Mechanism,
@@ -111,8 +110,7 @@ def directions(
         settings.check_forget(inputs[3])
         refuse_kernels(call["backend"], "chunk")
         return run(FORGETTING, inputs, sizes, (settings,), return_state, **call)
-    mechanism = _DIRECTIONS if strength is None else _STRENGTHS
-    return run(mechanism, inputs[:3], sizes, (settings,), return_state, **call)
+    return run(_DIRECTIONS, inputs[:3], sizes, (settings,), return_state, **call)
 
 
 def _forgetting_reference(inputs: Sequence[Any], held: Held, t: Tensor, settings: DirectionSettings) -> Result:
@@ -153,5 +151,4 @@ def prepared(inputs: Sequence[Any], settings: DirectionSettings) -> Any:
 
 _chunk = ChunkOperator("directions_chunk", DirectionCell, "k u strength?", "A", DirectionSettings)
 _DIRECTIONS = Mechanism(DirectionState, _reference, _chunk, _kernels)
-_STRENGTHS = replace(_DIRECTIONS, kernel_tokens=UNTRIED)
 FORGETTING = Mechanism(ForgettingDirectionState, _forgetting_reference, forgetting_chunk)

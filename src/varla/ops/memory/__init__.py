@@ -15,7 +15,6 @@ from varla.ops.checks import check_gated
 from varla.ops.chunk.op import ChunkOperator
 from varla.ops.dispatch import (
     CALL,
-    UNTRIED,
     CallOptions,
     Held,
     Mechanism,
@@ -86,7 +85,7 @@ def memory(
         {"q": (q, "B T H D"), "k": (k, "B T H D"), "v": (v, "B T H Dv")},
         {"a": (a, "B T H D"), "beta": (beta, "B T H"), "decay": (decay, "B T H")},
     )
-    return run(_MEMORY if decay is None else _DECAYED, inputs, sizes, (settings,), return_state, **call)
+    return run(_MEMORY, inputs, sizes, (settings,), return_state, **call)
 
 
 def reference_form(inputs: Sequence[Any], held: Held, t: Tensor, settings: MemorySettings) -> Result:
@@ -108,4 +107,3 @@ def kernel_form(
 
 memory_chunk = ChunkOperator("memory_chunk", MemoryCell, "q k v a? beta? decay?", "S z?", MemorySettings)
 _MEMORY = Mechanism(MemoryState, reference_form, memory_chunk, kernel_form)
-_DECAYED = replace(_MEMORY, kernel_tokens=UNTRIED)

@@ -72,7 +72,8 @@ class Gain(NamedTuple):
 class MemoryLauncher(Launcher):
     """One call of `memory`. The kernels apply the feature map.
 
-    Tiles of `prepare` and `read` have rows of at least launcher.MIN_ROW_BYTES, which says why.
+    Tiles of `prepare` and `read` have rows of at least launcher.MIN_ROW_BYTES, which says why. With decays, those of
+    `finish` do too, and in float32 those of `scan_backward`.
     """
 
     inputs, state, output_like = "q k v a beta? decay?", "S z", 2
@@ -189,7 +190,8 @@ class MemoryLauncher(Launcher):
             x.q, x.k, x.a, x.beta, x.decay, kept.norm, kept.denominator if gain is None else gain.by, E, kept.S0,
             kept.z0, do, kept.denominator, dD, reads, dv, dSs, dzs, dk, da, dbeta, ddecay, plan.chunks, s.H, s.D, s.DV,
             c.eps,
-            BD=s.BD, BV=min(s.BV, 32), MAP=c.feature_map, UNIT=c.normalize_key, NORMALIZE=c.normalizer, ERROR=c.error,
+            BD=max(s.BD, s.min_row) if self._decays else s.BD, BV=min(s.BV, 32),
+            MAP=c.feature_map, UNIT=c.normalize_key, NORMALIZE=c.normalizer, ERROR=c.error,
             GAIN="raw" if gain is None else gain.kind, BY_CHUNK=gain is not None, **self._gates,
             DOT=self.precision.dot, num_warps=8 if self._decays else s.finish_warps,
             num_stages=s.stages,
@@ -209,6 +211,8 @@ class MemoryLauncher(Launcher):
     ) -> None:
         """Fill dSs (dS after every chunk), dv, and initial (dS before the first chunk)."""
         s, plan, c, narrow = self.shape, self.plan, self.settings, min(self._narrow[0], 32)
+        if self._decays and not s.half:
+            narrow = max(narrow, s.min_row)
         ta, B, K = x.a, x.q, x.a
         if c.error or self._weights["WEIGHT"]:
             ta, B, K = (torch.empty_like(x.a) for _ in range(3))
