@@ -51,8 +51,9 @@ class Scale:
     """Sizes of the whole comparison.
 
     A step is `rows` rows of `context` tokens. A reported run trains on `tokens` tokens; a run that tries a learning
-    rate, on `choice`. If the best of the `rates` is the smallest or largest, up to `beyond` more are tried on that
-    side. Every one of `contexts` must divide the longest.
+    rate, on `choice`, with a seed of its own. If both are equal, the first seed's runs try the rates.
+    If the best of the `rates` is the smallest or largest, up to `beyond` more are tried on that side. Every one of
+    `contexts` must divide the longest.
     """
 
     preset: str
@@ -68,6 +69,11 @@ class Scale:
     contexts: tuple[int, ...]
     scored: int  # most validation tokens of a reported run
     tried: int  # most validation tokens for choosing a rate; they are of other documents
+
+    @property
+    def whole(self) -> bool:
+        """Whether a run that tries a learning rate is as long as a reported one, and therefore is one."""
+        return self.choice == self.tokens
 
     def steps(self, tokens: int) -> int:
         return max(1, tokens // (self.rows * self.context))
@@ -122,7 +128,7 @@ def budget(
     for name, contender in among.items():
         speed = (speeds or {}).get(name, contender.speed)
         choosing = len(scale.rates) * seconds(name, scale.choice, speed)
-        reported = len(scale.seeds) * seconds(name, scale.tokens, speed)
+        reported = (len(scale.seeds) - scale.whole) * seconds(name, scale.tokens, speed)
         cells = [
             f"{flops(name, scale) / 1e9:.3f}",
             f"{speed / 1e6:.2f} M",

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,18 @@ from varla.runs.outcomes import FINISHED
 from varla.runs.writing import write_aside
 
 Run = dict[str, Any]
+
+
+def tried(run: Run) -> float | None:
+    """Bits per byte on the documents kept for choosing a rate; None if the run was not scored on them."""
+    scores = run["bits per byte"] if run["settings"]["purpose"] == "choice" else run.get("tried", {})
+    return next(iter(scores.values()), None)
+
+
+def best_rate(runs: Sequence[Run]) -> float | None:
+    """The rate with the fewest bits per byte on the documents kept for this; None if no run was scored on them."""
+    found = [(bits, run["settings"]["rate"]) for run in runs if (bits := tried(run)) is not None]
+    return min(found)[1] if found else None
 
 
 @dataclass
@@ -41,7 +54,8 @@ class Record:
 
     def tries(self, name: str) -> list[Job]:
         """The runs that choose a rate: the scale's, and further ones while the best is the smallest or largest."""
-        jobs = [Job(name, "choice", rate, CHOOSING, self.scale.choice) for rate in self.scale.rates]
+        purpose, seed = ("report", self.scale.seeds[0]) if self.scale.whole else ("choice", CHOOSING)
+        jobs = [Job(name, purpose, rate, seed, self.scale.choice) for rate in self.scale.rates]
         for _ in range(self.scale.beyond):
             rates, best = [job.rate for job in jobs], self._best(jobs)
             if best not in (rates[0], rates[-1]):
@@ -60,22 +74,17 @@ class Record:
         found = [self.find(job) for job in jobs]
         if not all(found):
             return None
-        context = str(self.scale.context)
-        good = [each for each in found if each is not None and context in each["bits per byte"]]
-        if not good:
-            return None
-        best = min(good, key=lambda run: float(run["bits per byte"][context]))
-        return float(best["settings"]["rate"])
+        return best_rate([each for each in found if each is not None])
 
     def speeds(self) -> dict[str, float]:
         """Training tokens per second of every contender that has run."""
         return {run["settings"]["contender"]: run["tokens/s"] for run in self.runs if run["status"] == FINISHED}
 
     def next(self, names: Sequence[str]) -> Job | None:
-        """The next run: first all rates of all contenders, then one seed of all of them, then the next seed."""
-        for name in names:
-            for job in self.tries(name):
-                if self.find(job) is None:
+        """The next run: first all contenders at a rate, then at the next; then a seed of all of them, then the next."""
+        for jobs in zip_longest(*map(self.tries, names)):
+            for job in jobs:
+                if job is not None and self.find(job) is None:
                     return job
         for seed in self.scale.seeds:
             for name in names:

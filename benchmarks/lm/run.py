@@ -8,15 +8,18 @@ import gc
 import math
 import statistics
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.lm.contenders import EVERY, VOCABULARY, Scale
 from benchmarks.lm.data import END, IGNORED, Texts, Validation
+from varla.layers.gates import SoftplusGate, WriteStrength
 from varla.lm.scoring import score
 from varla.models import VarlaForCausalLM, preset
 from varla.runs.outcomes import DIVERGED, FINISHED
@@ -142,7 +145,12 @@ def run(job: Job, scale: Scale, texts: Texts, validation: Validation, eager: boo
     }
     del step
     if found["status"] == FINISHED:
-        found["bits per byte"] = scored(model, job, scale, validation)
+        is_choice = job.purpose == "choice"
+        tokens, contexts = (validation.tried, [scale.context]) if is_choice else (validation.reported, scale.contexts)
+        found["bits per byte"] = scored(model, tokens, contexts)
+        if scale.whole and not is_choice:
+            found["tried"] = scored(model, validation.tried, [scale.context])
+        found["gates"] = gate_means(model, torch.tensor(tokens[: scale.context], device=device)[None])
     found["seconds"] = {"training": round(trained, 1), "all": round(time.perf_counter() - begun, 1)}
     del model
     gc.collect()
@@ -152,16 +160,33 @@ def run(job: Job, scale: Scale, texts: Texts, validation: Validation, eager: boo
     return found
 
 
+@torch.no_grad()
+def gate_means(model: VarlaForCausalLM, tokens: Tensor) -> dict[str, list[float]]:
+    """What the gates of every layer are on average over these tokens [1, T]: a number for each head."""
+    found: dict[str, list[float]] = {}
+
+    def note(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        def hook(module: nn.Module, given: Any, gate: Tensor) -> None:
+            found[name] = [float(f"{mean:.4g}") for mean in gate.float().mean((0, 1)).tolist()]
+
+        return hook
+
+    gates = ((name, each) for name, each in model.named_modules() if isinstance(each, (SoftplusGate, WriteStrength)))
+    hooks = [each.register_forward_hook(note(name)) for name, each in gates]
+    with autocast(model.device):
+        model(tokens.long(), use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
 def thin(curve: list[float]) -> list[list[float | None]]:
     """Up to about POINTS pairs [step, loss]; None for a loss that is not finite, which JSON cannot hold."""
     some = range(0, len(curve), max(1, len(curve) // POINTS))
     return [[i + 1, round(curve[i], 4) if math.isfinite(curve[i]) else None] for i in some]
 
 
-def scored(model: VarlaForCausalLM, job: Job, scale: Scale, validation: Validation) -> dict[str, float]:
+def scored(model: VarlaForCausalLM, tokens: NDArray[Any], contexts: Sequence[int]) -> dict[str, float]:
     """Bits per byte for each context length. A token is a byte."""
-    is_choice = job.purpose == "choice"
-    tokens = validation.tried if is_choice else validation.reported
-    contexts = (scale.context,) if is_choice else scale.contexts
     with autocast(model.device):
         return {str(context): score(model, tokens, context, 1.0).bits_per_byte for context in contexts}

@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks import measure
 from benchmarks.lm.contenders import EVERY
+from benchmarks.lm.record import best_rate, tried
 from varla.runs.outcomes import DIVERGED, FINISHED
 
 DOCS = Path(__file__).parents[2] / "docs/language.md"
@@ -27,11 +28,12 @@ def markdown(runs: Sequence[dict[str, Any]]) -> str:
     rows = []
     for name in EVERY:
         own = [run for run in newest if run["settings"]["contender"] == name]
-        own = [run for run in own if run["settings"]["rate"] == own[-1]["settings"]["rate"]]  # the newest rate
+        rate = best_rate(own) or (own[-1]["settings"]["rate"] if own else None)  # else the newest
+        own = [run for run in own if run["settings"]["rate"] == rate]
         if own:
             rows.append([name, *cells(own, contexts)])
     first, steps = newest[0]["settings"], newest[0]["steps"]
-    tried = sorted({run["settings"]["rate"] for run in runs if run["settings"]["purpose"] == "choice"})
+    rates = sorted({run["settings"]["rate"] for run in runs if tried(run) is not None})
     total = steps * first["rows"] * first["context"] / 1e6
     return "\n".join(
         [
@@ -41,7 +43,7 @@ def markdown(runs: Sequence[dict[str, Any]]) -> str:
             "",
             f"{steps} steps of {first['rows']} rows of {first['context']} bytes, {total:.1f} million in total; "
             f"{', '.join(gpus(newest))}. Mean over the seeds ± half of their range. "
-            f"Rates tried: {', '.join(f'{rate:g}' for rate in tried)}.",
+            f"Rates tried: {', '.join(f'{rate:g}' for rate in rates)}.",
         ]
     )
 

@@ -12,7 +12,7 @@ from benchmarks.lm import __main__ as command
 from benchmarks.lm import data
 from benchmarks.lm.contenders import CONTENDERS, EVERY, FULL, GATED, GATED_CONTENDERS, QUICK, budget, flops
 from benchmarks.lm.record import Record
-from benchmarks.lm.run import Job, build, run, schedule
+from benchmarks.lm.run import Job, build, gate_means, run, schedule
 
 
 def fake(bits):
@@ -209,3 +209,43 @@ def test_the_comparison_with_gates_has_contenders_and_records_of_its_own(capsys)
     assert "linear" not in shown
     assert command.parse(["--gated", "--corpus", "x"]).out.name == "lm_gated.json"
     assert GATED.choice == GATED.tokens, "rates are tried at full length"
+
+
+def test_runs_that_try_rates_at_full_length_are_reported(tmp_path):
+    scale = replace(GATED, contexts=(2048,), context=64, tokens=640, choice=640)
+    record = Record.load(tmp_path / "lm.json", scale, "text")
+
+    def found(job):
+        bits = 1 + abs(math.log(job.rate / 4.5e-3)) + job.seed
+        return {**fake(bits), "tried": {"64": bits}}
+
+    command.work(record, ["vla", "softmax"], None, found)
+    made = [each["settings"] for each in record.runs]
+    assert {each["purpose"] for each in made} == {"report"}
+    assert [(each["rate"], each["contender"]) for each in made[:3]] == [
+        (1.5e-3, "vla"), (1.5e-3, "softmax"), (4.5e-3, "vla")
+    ]  # fmt: skip
+    assert [each["seed"] for each in made] == [1] * 4 + [2] * 2 + [3] * 2
+    assert {each["rate"] for each in made if each["seed"] > 1} == {4.5e-3} == {record.chosen("vla")}
+    assert "| 0.0045 | 1, 2, 3 |" in command.markdown(record.runs)
+
+
+def test_such_a_run_is_scored_on_both_texts():
+    train, validation = data.own()
+    rows = data.Texts.of(train, QUICK.context, torch.device("cpu"))
+    held = data.Validation.of(validation, max(QUICK.contexts), QUICK.context, QUICK.scored, QUICK.tried)
+    scale = replace(QUICK, choice=QUICK.tokens)
+    made = run(Job("linear", "report", 1e-3, 1, QUICK.tokens), scale, rows, held)
+    assert list(made["bits per byte"]) == [str(context) for context in QUICK.contexts]
+    assert list(made["tried"]) == [str(QUICK.context)]
+    assert made["gates"] == {}
+
+
+def test_the_gates_of_every_layer_are_recorded():
+    torch.manual_seed(0)
+    model = build("gated-vla", QUICK)
+    found = gate_means(model, torch.arange(64)[None])
+    assert len(found) == 3 * QUICK.depth
+    assert {name.rpartition(".")[2] for name in found} == {"beta", "decay", "strength"}
+    strengths = [x for name, each in found.items() if name.endswith("strength") for x in each]
+    assert all(x == pytest.approx(0.05, rel=0.5) for x in strengths)

@@ -158,8 +158,9 @@ def test_zero_directions_and_keys(given: str, up_to: int, monkeypatch: pytest.Mo
 def test_low_precision_inputs(given: str, up_to: int, monkeypatch: pytest.MonkeyPatch) -> None:
     round_to_nearest(monkeypatch)
     go_token_by_token(monkeypatch, up_to)
-    # On a GPU products are rounded to bfloat16, too. The gradient of beta is a sum of such products, of either sign.
-    tolerance = 1.5e-2 if DEVICE == "cuda" and "beta" in given else 1e-2
+    # On a GPU the operands of products are bfloat16, too, which makes da wrong by 0.3%. The gradient of beta is da . a,
+    # and |da| |a| is up to 5.7 times as large as it is.
+    tolerance = 2.5e-2 if DEVICE == "cuda" and "beta" in given else 1e-2
     for options in ({}, NO_NORMALIZER, {"error": False}):
         assert_agrees(*make(70, given), tolerance=tolerance, dtype=torch.bfloat16, **options)
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from varla.ops.algebra import add_to_inverse, by_chunk, dot, eye_like, symmetric
+from varla.ops.algebra import add_to_inverse, by_chunk, dot, eye_like, solve_lower, symmetric
 from varla.ops.checks import readable
 from varla.ops.chunk.driver import Context, Inputs, Tensors
 from varla.ops.chunk.op import ChunkOperator
@@ -216,7 +216,10 @@ class Pass:
         """dP [M, n, D] is zero for tokens of other stages."""
         self.stage, self.dP = stage, dP
         self.adjoint = Adjoint(stage.U, K, stage.A0, stage.parts, dP * stage.grown)
-        self.R = None if stage.L is None else torch.cholesky_inverse(stage.L)  # (I + m A)^-1
+        self.R: Tensor | None = None  # (I + m A)^-1
+        if stage.L is not None:
+            inverse = solve_lower(stage.L, eye_like(K, K.shape[-1]).expand_as(stage.L))
+            self.R = torch.bmm(inverse.mT, inverse)
         self.after: list[tuple[Tensor, Tensor]] = []
 
     def step(self, here: slice, Lam: Tensor, df: Tensor) -> tuple[Tensor, Tensor]:

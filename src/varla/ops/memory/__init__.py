@@ -85,7 +85,7 @@ def memory(
         {"q": (q, "B T H D"), "k": (k, "B T H D"), "v": (v, "B T H Dv")},
         {"a": (a, "B T H D"), "beta": (beta, "B T H"), "decay": (decay, "B T H")},
     )
-    return run(_MEMORY, inputs, sizes, (settings,), return_state, **call)
+    return run(_MEMORY if settings.decay_first else _DECAY_LAST, inputs, sizes, (settings,), return_state, **call)
 
 
 def reference_form(inputs: Sequence[Any], held: Held, t: Tensor, settings: MemorySettings) -> Result:
@@ -107,3 +107,4 @@ def kernel_form(
 
 memory_chunk = ChunkOperator("memory_chunk", MemoryCell, "q k v a? beta? decay?", "S z?", MemorySettings)
 _MEMORY = Mechanism(MemoryState, reference_form, memory_chunk, kernel_form)
+_DECAY_LAST = replace(_MEMORY, kernel_tokens=0)  # "auto" uses no kernels: they keep no z then
