@@ -76,3 +76,13 @@ def table(header: list[str], rows: list[list[str]]) -> str:
         first, *rest = zip(row, widths, strict=True)
         lines.append("  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)]))
     return "\n".join(lines)
+
+
+def drawn(page: str, source: str, table: str) -> str:
+    """The page with the table between its markers, of which the first names the source."""
+    begin, end = f"<!-- {source} -->", "<!-- end -->"
+    before, _, rest = page.partition(begin)
+    _, mark, after = rest.partition(end)
+    if not mark:
+        raise ValueError(f"the page has no place for the table: it must hold {begin!r} and {end!r}")
+    return f"{before}{begin}\n{table}\n{end}{after}"

@@ -2,7 +2,8 @@
 
     python -m evaluation.recall                            what is recorded, as a table
     python -m evaluation.recall run --preset quick         small: minutes on two CPU cores
-    python -m evaluation.recall run --preset full --jobs 12 --minutes 9      on a GPU; the same command continues
+    python -m evaluation.recall run --preset full --jobs 6 --minutes 9       on a GPU; the same command continues
+    python -m evaluation.recall draw --preset full         draws the table into docs/family.md
 
 The task is mqar-zoology: n pairs, then each key once. Every mechanism gets the same treatment: the protocol `tuned`
 (short convolution, output norm, initialisation), the same learning rates, batches and seeds. Two rows have values twice
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import measure
 from reproduction.claims import Item
 from reproduction.records import Results, load
 from reproduction.runner import reproduce
@@ -25,6 +27,7 @@ from varla.cli.output import say, show, table
 
 RECORDS = Path("evaluation/results")
 RUNS = Path("runs/evaluation")
+DOCS = Path(__file__).parents[1] / "docs/family.md"
 
 
 @dataclass(frozen=True)
@@ -109,15 +112,32 @@ def rows(results: Results, preset: Preset) -> list[list[str]]:
     """A row for each contender: bytes of state of a layer, then for each n and rate the least to greatest accuracy."""
     scale, found = SCALES[preset.name], []
     for name in CONTENDERS:
-        made = [run(name, scale.pairs[-1], rate, seed, preset) for rate in scale.rates for seed in preset.seeds]
-        sizes = {record["state bytes"] for record in map(results.get, made) if record is not None}
+        sizes = _state_bytes(results, name, preset)
         cells = [
             _accuracies(results.accuracies(run(name, n, rate, seed, preset) for seed in preset.seeds))
             for n in scale.pairs
             for rate in scale.rates
         ]
-        found.append([name, f"{sizes.pop():,}" if len(sizes) == 1 else "-", *cells])
+        found.append([name, sizes, *cells])
     return found
+
+
+def _state_bytes(results: Results, name: str, preset: Preset) -> str:
+    """Of the longest context that was run: softmax's grows with it."""
+    scale = SCALES[preset.name]
+    for n in reversed(scale.pairs):
+        made = (run(name, n, rate, seed, preset) for rate in scale.rates for seed in preset.seeds)
+        for record in map(results.get, made):
+            if record is not None:
+                return f"{record['state bytes']:,}"
+    return "-"
+
+
+def page(results: Results, preset: Preset) -> str:
+    """docs/family.md with the present table."""
+    lines = [headers(preset), ["---"] * len(headers(preset)), *rows(results, preset)]
+    drawn = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    return measure.drawn(DOCS.read_text(), f"evaluation/results/{preset.name}: python -m evaluation.recall draw", drawn)
 
 
 def headers(preset: Preset) -> list[str]:
@@ -138,7 +158,7 @@ def _accuracies(values: Sequence[float]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """See the module."""
     parser = argparse.ArgumentParser("python -m evaluation.recall", description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("command", nargs="?", choices=("show", "run"), default="show")
+    parser.add_argument("command", nargs="?", choices=("show", "run", "draw"), default="show")
     parser.add_argument("--preset", choices=SCALES, default="quick")
     parser.add_argument("--jobs", type=int, metavar="N", help="training runs at a time")
     parser.add_argument("--device", help="cpu or cuda")
@@ -155,6 +175,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )  # fmt: skip
         failed = outcome.failed
         say(f"{outcome.before} runs already recorded, {outcome.made} made now, {outcome.left} left")
+    if given.command == "draw":
+        DOCS.write_text(page(load(given.records, preset.name), preset))
     columns = headers(preset)
     show(table(columns, rows(load(given.records, preset.name), preset), right=columns[1:]))
     for name, reason in failed:

@@ -1,4 +1,4 @@
-"""The comparison as a table: `python -m benchmarks.lm.table` draws it into docs/language.md from the recorded runs."""
+"""The comparisons as tables: `python -m benchmarks.lm.table` draws the recorded runs into docs/language.md."""
 
 import json
 import statistics
@@ -12,7 +12,7 @@ from benchmarks.lm.record import best_rate, tried
 from varla.runs.outcomes import DIVERGED, FINISHED
 
 DOCS = Path(__file__).parents[2] / "docs/language.md"
-BEGIN, END = "<!-- benchmarks/results/lm.json: python -m benchmarks.lm.table -->", "<!-- end -->"
+RECORDS = ("lm.json", "lm_gated.json")
 NOT_RUN = "Not run yet."
 
 
@@ -90,23 +90,23 @@ def gpus(runs: Sequence[dict[str, Any]]) -> list[str]:
     return sorted(found)
 
 
-def drawn(page: str, table: str) -> str:
-    """The page with the table between its markers."""
-    before, _, rest = page.partition(BEGIN)
-    _, mark, after = rest.partition(END)
-    if not mark:
-        raise ValueError(f"the page has no place for the table: it must hold {BEGIN!r} and {END!r}")
-    return f"{before}{BEGIN}\n{table}\n{END}{after}"
-
-
-def recorded() -> list[dict[str, Any]]:
-    path = measure.RESULTS / "lm.json"
+def recorded(name: str = RECORDS[0]) -> list[dict[str, Any]]:
+    path = measure.RESULTS / name
     found: list[dict[str, Any]] = json.loads(path.read_text())["runs"] if path.exists() else []
     return found
 
 
+def page() -> str:
+    """docs/language.md with the present tables."""
+    text = DOCS.read_text()
+    for name in RECORDS:
+        source = f"benchmarks/results/{name}: python -m benchmarks.lm.table"
+        text = measure.drawn(text, source, markdown(recorded(name)))
+    return text
+
+
 def main() -> None:
-    DOCS.write_text(drawn(DOCS.read_text(), markdown(recorded())))
+    DOCS.write_text(page())
 
 
 if __name__ == "__main__":

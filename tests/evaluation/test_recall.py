@@ -3,7 +3,7 @@
 import pytest
 
 from evaluation import recall
-from reproduction.records import Results
+from reproduction.records import Results, load
 from reproduction.runs import FULL, QUICK
 from varla.layers import build
 
@@ -45,6 +45,10 @@ def test_the_table_shows_what_is_recorded():
     row = dict(zip(columns, next(row for row in rows if row[0] == "gated-vla"), strict=True))
     assert row["n = 128, rate 0.001"] == "0.900 to 0.990 (3)"
     assert row["n = 64, rate 0.001"] == "-"
+
+
+def test_the_docs_have_the_table_of_the_recorded_runs():
+    assert recall.page(load(recall.RECORDS, "full"), FULL) == recall.DOCS.read_text()
 
 
 def test_a_run_is_recorded_and_not_made_again(tmp_path, monkeypatch, capsys):

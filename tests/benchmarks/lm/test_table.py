@@ -25,8 +25,7 @@ def made(name, seed, bits, purpose="report", rate=1e-3, rows=4, status="finished
 
 
 def test_the_docs_have_the_table_of_the_recorded_runs():
-    page = table.DOCS.read_text()
-    assert table.drawn(page, table.markdown(table.recorded())) == page
+    assert table.page() == table.DOCS.read_text()
 
 
 def test_the_docs_have_the_budget_and_every_contender():
@@ -67,10 +66,11 @@ def test_a_seed_that_diverged_is_said():
 
 
 def test_the_table_is_drawn_between_its_marks():
-    page = f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n"
-    assert table.drawn(page, "new") == f"before\n{table.BEGIN}\nnew\n{table.END}\nafter\n"
+    page = "before\n<!-- a -->\nold\n<!-- end -->\n<!-- b -->\nother\n<!-- end -->\nafter\n"
+    assert measure.drawn(page, "a", "new") == page.replace("old", "new")
+    assert measure.drawn(page, "b", "new") == page.replace("other", "new")
     with pytest.raises(ValueError, match="no place for the table"):
-        table.drawn("nothing", "new")
+        measure.drawn("nothing", "a", "new")
 
 
 def test_what_the_docs_say_of_softmax_is_recorded():
