@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu import gated, sections
+
 ROOT = Path(__file__).parents[3]
 SECTIONS = json.loads((ROOT / "benchmarks/results/gpu.json").read_text())["sections"]
 RESULTS = " ".join((ROOT / "benchmarks/RESULTS.md").read_text().split())
@@ -28,7 +30,7 @@ def goal(section, name):
 
 
 def test_every_section_was_run_and_none_failed():
-    assert set(SECTIONS) == {"accuracy", "paper", "decode", "linear", "parts", "sanitizer", "cold", "speed"}
+    assert set(SECTIONS) == set(sections.SECTIONS)
     assert not [name for name, section in SECTIONS.items() if section["error"]]
 
 
@@ -37,6 +39,27 @@ def test_the_table_of_times(shape):
     found = {row["form"]: row for row in rows("speed", "bf16") if row["shape"] == shape}
     cells = [f"{short(found[form]['forward ms'])} / {short(found[form]['both ms'])}" for form in FORMS]
     assert f"| {shape} | {' | '.join(cells)} |" in RESULTS
+
+
+@pytest.mark.parametrize("shape", ["D=128 B=8 T=4096", "D=128 B=1 T=32768", "D=64 B=8 T=4096"])
+def test_the_table_with_gates(shape):
+    found = {row["form"]: row for row in rows("gated", "bf16") if row["shape"] == shape}
+    cells = [f"{short(found[form]['forward ms'])} / {short(found[form]['both ms'])}" for form in gated.FORMS]
+    assert f"| {shape} | {' | '.join(cells)} |" in RESULTS
+
+
+def test_what_gates_cost():
+    ours = [goal("gated", f"D=128 B=8 T=4096, gated vla / gated delta rule, {x} ms") for x in ("forward", "both")]
+    other = [goal("gated", f"D=128 B=8 T=4096, gated delta rule / delta rule, {x} ms") for x in ("forward", "both")]
+    assert f"{other[0]:.2f} / {other[1]:.2f} and {ours[0]:.2f} / {ours[1]:.2f} at B=8" in RESULTS
+    steps = [goal("gated", f"training step, {x}") for x in ("gated-vla / gated-deltanet", "gated-deltanet / deltanet")]
+    assert f"without a graph {steps[0]:.2f} times, and gated-deltanet's {steps[1]:.2f} of deltanet's" in RESULTS
+    speeds = {
+        run["settings"]["contender"]: run["tokens/s"]
+        for run in json.loads((ROOT / "benchmarks/results/lm_gated.json").read_text())["runs"]
+    }
+    ratio = speeds["gated-deltanet"] / speeds["gated-vla"]
+    assert f"gated-vla's takes {ratio:.2f} times gated-deltanet's" in RESULTS
 
 
 def test_memory_and_the_papers_claims():

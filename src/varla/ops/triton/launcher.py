@@ -14,8 +14,9 @@ from varla.ops.triton.tiles import running_sum
 
 # Smallest row, in bytes, of the tiles of `prepare` and `read`. It avoids a bug of ptxas 12.8, which comes with Triton
 # 3.6. In shared memory, rows of this size or more have one layout; shorter rows have others. If operands of different
-# layouts use the same address one after the other, ptxas builds a descriptor from an uninitialised register: results
-# are wrong, or a memory access is illegal. ptxas 12.9 does not. tests/ops/triton/registers.py checks for this bug.
+# layouts use the same address one after the other, ptxas builds a descriptor from an uninitialised register, or both
+# halves from one: results are wrong, or a memory access is illegal. ptxas 12.9 does not. tests/ops/triton/registers.py
+# checks for this bug.
 MIN_ROW_BYTES = 128
 
 # For keys narrower than this, products and buffers are in full precision for all inputs. A chunk overwrites a memory
