@@ -72,8 +72,8 @@ class Gain(NamedTuple):
 class MemoryLauncher(Launcher):
     """One call of `memory`. The kernels apply the feature map.
 
-    Tiles of `prepare` and `read` have rows of at least launcher.MIN_ROW_BYTES, which says why. With decays, those of
-    `finish` do too, and in float32 those of `scan_backward`.
+    Tiles of `prepare` and `read` have rows of at least launcher.MIN_ROW_BYTES, which says why; those of `scan_backward`
+    in float32, and those of `finish` with decays, do too.
     """
 
     inputs, state, output_like = "q k v a beta? decay?", "S z", 2
@@ -211,8 +211,7 @@ class MemoryLauncher(Launcher):
     ) -> None:
         """Fill dSs (dS after every chunk), dv, and initial (dS before the first chunk)."""
         s, plan, c, narrow = self.shape, self.plan, self.settings, min(self._narrow[0], 32)
-        if self._decays and not s.half:
-            narrow = max(narrow, s.min_row)
+        narrow = narrow if s.half else max(narrow, s.min_row)
         ta, B, K = x.a, x.q, x.a
         if c.error or self._weights["WEIGHT"]:
             ta, B, K = (torch.empty_like(x.a) for _ in range(3))
