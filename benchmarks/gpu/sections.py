@@ -6,10 +6,10 @@ from collections.abc import Callable
 import torch
 
 import varla
-from benchmarks.gpu import accuracy, cold, decode, gated, linear, paper, parts, sanitizer, speed
+from benchmarks.gpu import accuracy, cold, decode, gated, linear, mesa, paper, parts, sanitizer, speed
 from benchmarks.gpu.record import Findings, Options, save, text_of
 
-# The section with the peers comes last: see `speed.run`.
+# The sections with peers come last: see `speed.run`.
 SECTIONS: dict[str, Callable[[Findings, Options], None]] = {
     "accuracy": accuracy.run,
     "paper": paper.run,
@@ -19,6 +19,7 @@ SECTIONS: dict[str, Callable[[Findings, Options], None]] = {
     "parts": parts.run,
     "sanitizer": sanitizer.run,
     "cold": cold.run,
+    "mesa": mesa.run,
     "speed": speed.run,
 }
 
