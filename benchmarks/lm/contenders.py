@@ -40,6 +40,8 @@ GATED_CONTENDERS: dict[str, Contender] = {
 # For `--gated --only`: one seed of each, on fewer tokens. Twice as wide values: as many bytes of state as gated-vla.
 BESIDE: dict[str, Contender] = {
     "vla": CONTENDERS["vla"],
+    "mesa": Contender(("mesa",), 0.1e6),
+    "gated-vla, forgetting": Contender(("gated-vla",), 0.8e6, {"gated-vla": {"forget": True}}),
     "gated-vla and softmax": Contender(("gated-vla", "gated-vla", "gated-vla", "softmax"), 1.0e6),
     "gated-deltanet, wide": Contender(("gated-deltanet",), 1.1e6, {"gated-deltanet": {"value_dim": 128}}),
 }
@@ -107,7 +109,7 @@ def flops(name: str, scale: Scale) -> float:
     width, heads = sizes["hidden_size"], sizes["num_attention_heads"]
     D, C, T = int(width // heads), 64, scale.context
     own = {"softmax": 2 * T * D, "linear": 4 * C * D + 4 * D * D, "deltanet": 8 * C * D + 6 * D * D}
-    own["vla"] = own["gated-vla"] = 8 * C * D + 14 * D * D
+    own["vla"] = own["gated-vla"] = own["mesa"] = 8 * C * D + 14 * D * D
     own["gated-deltanet"] = own["deltanet"]
     layers = EVERY[name].changes(scale.depth)["mechanisms"]
     squares = sum(5 if layer.endswith("vla") else 4 for layer in layers)  # q, k, v, the output, and u

@@ -175,3 +175,31 @@ def test_gates_can_be_watched(name):
 def test_wrong_options_are_refused(options, message):
     with pytest.raises((ValueError, TypeError), match=message):
         make("gated-vla", **options)
+
+
+@torch.no_grad()
+def test_gated_vla_forgets_with_its_decay_at_the_beat():
+    plain, x = make("gated-vla", conv=4), randn(2, 23, 24, seed=1)
+    layer = make("gated-vla", conv=4, forget=True, beat=8)
+    layer.load_state_dict(plain.state_dict())
+    wanted = layer(x)[0]
+    assert error(wanted[:, :8], plain(x)[0][:, :8]) <= 1e-12
+    assert error(wanted[:, 8:], plain(x)[0][:, 8:]) > 1e-4
+    state, found = None, []
+    for piece in (x[:, :5], x[:, 5:17], *x[:, 17:].split(1, 1)):
+        y, state = layer(piece, state)
+        found.append(y)
+    assert error(torch.cat(found, 1), wanted) <= 1e-12
+    assert type(state.memory).__name__ == "ForgettingState"
+    assert "forget" not in layer.watch(x)
+
+
+def test_forgetting_has_its_state_and_refuses_what_it_cannot_do():
+    H = 3
+    assert make("gated-vla", forget=True).state_size(100) == make("gated-vla").state_size(100) + 4 * H
+    with pytest.raises(ValueError, match="forget and refresh both keep A from shrinking"):
+        make("gated-vla", forget=True, refresh_every=20)
+    with pytest.raises(ValueError, match="beat must be at least 1, got 0"):
+        make("gated-vla", forget=True, beat=0)
+    with pytest.raises(TypeError, match="forget must be"):
+        make("gated-vla", forget="decay")

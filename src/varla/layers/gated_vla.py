@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from varla.arguments import check_number
+from varla.arguments import check_flag, check_number
 from varla.layers.gates import GatedLayer, PenaltyStrength
 from varla.layers.vla import decodes, penalty_readings
-from varla.ops import State, VLAState, vla, vla_step
+from varla.ops import ForgettingState, State, VLAState, vla, vla_step
 from varla.ops.vla import VLASettings
 
 STRONGEST = 1000  # strengths are at most this many times lambda0, or float32 states lose their digits
@@ -22,6 +22,9 @@ class GatedVLA(GatedLayer):
 
     q and k have unit length after SiLU, u has unit length. u, beta, d and w are projections of the input (after the
     convolution), and all but u are one number a head. With w = 0 this is Gated DeltaNet.
+
+    With `forget`, A forgets what S forgets: every `beat` tokens, A^-1 <- lambda0 I + C (A^-1 - lambda0 I), with C the
+    product of d since the last beat. Without it the penalty grows with the context, also beyond what was trained with.
     """
 
     name = "gated-vla"
@@ -39,6 +42,8 @@ class GatedVLA(GatedLayer):
         refresh: float = VLASettings.refresh,
         gain: str = "unit",
         update_penalty: bool = True,
+        forget: bool = False,
+        beat: int = 256,
         **options: Any,
     ):
         """Options: `strength_init`, where w begins; others as in `varla.vla`; those that all mechanisms share.
@@ -51,7 +56,12 @@ class GatedVLA(GatedLayer):
             "lambda0": lambda0, "refresh_every": refresh_every, "refresh": refresh, "gain": gain,
             "update_penalty": update_penalty, "normalizer": False, **self.FEATURES,
         }  # fmt: skip
+        check_flag("forget", forget)
+        if forget:
+            self.options |= {"forget_at": "beat", "beat": beat}
+            self.state_class = ForgettingState  # type: ignore[assignment,misc]  # this layer alone
         self.settings = VLASettings(**self.options)  # a wrong value is refused here, not at the first batch
+        self.settings.check_forget(torch.zeros(1) if forget else None)
         check_number("strength_init", strength_init, above=0)
         most = STRONGEST * lambda0
         if strength_init > most:
@@ -64,11 +74,16 @@ class GatedVLA(GatedLayer):
 
     def gates(self, x: Tensor, dtype: torch.dtype) -> dict[str, Any]:
         """See GatedLayer."""
-        return {**super().gates(x, dtype), "strength": self.strength(x).to(dtype)}
+        found = {**super().gates(x, dtype), "strength": self.strength(x).to(dtype)}
+        return {**found, "forget": found["decay"]} if self.settings.forget_at == "beat" else found
+
+    def gate_readings(self, x: Tensor) -> dict[str, Tensor]:
+        """See Layer. `forget` is the decay."""
+        return {name: gate for name, gate in super().gate_readings(x).items() if name != "forget"}
 
     def mix(
         self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, memory: Any, cu_seqlens: Tensor | None
-    ) -> tuple[Tensor, VLAState]:
+    ) -> tuple[Tensor, State]:
         """See Layer."""
         u = self.heads(self.u(x))
         gates = self.gates(x, q.dtype)

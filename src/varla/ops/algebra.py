@@ -40,6 +40,23 @@ def add_to_inverse(A: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
     return symmetric(solve_lower_transposed(L, solve_lower(L, A))), L
 
 
+def inverse(x: Tensor) -> Tensor:
+    """The inverse of symmetric positive definite x [..., D, D]; NaN if it is not positive definite."""
+    L, info = torch.linalg.cholesky_ex(x)
+    L = L.masked_fill((info != 0)[..., None, None], torch.nan)
+    R = solve_lower(L, eye_like(x, x.shape[-1]).expand_as(x))  # not torch.cholesky_inverse: see add_to_inverse
+    return R.mT @ R
+
+
+def faded_inverse(A: Tensor, C: Tensor, lambda0: float) -> Tensor:
+    """(lambda0 I + C (A^-1 - lambda0 I))^-1 for symmetric positive definite A [..., D, D] and C [...] in [0, 1].
+
+    It is R A with R = (C I + lambda0 (1 - C) A)^-1. Where C = 1, A does not change by a bit.
+    """
+    C = C[..., None, None]
+    return symmetric(inverse(C * eye_like(A, A.shape[-1]) + lambda0 * (1 - C) * A) @ A)
+
+
 def solve_lower(L: Tensor, X: Tensor, unit: bool = False) -> Tensor:
     """L^-1 X for lower triangular L [M, n, n] and X [M, n, d]. With `unit`, the diagonal is assumed to be 1.
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from varla.arguments import refuse_unknown
 from varla.ops.checks import check_gated, check_inputs, check_untracked
+from varla.ops.directions import FADING
 from varla.ops.directions.reference import directions_reference, forgetting_reference
 from varla.ops.directions.settings import DirectionOptions, DirectionSettings
 from varla.ops.dispatch import (
@@ -26,6 +27,7 @@ from varla.ops.dispatch import (
     split,
 )
 from varla.ops.fused.chunk import vla_chunk, vla_forgetting_chunk
+from varla.ops.memory import kernel_form, memory_chunk
 from varla.ops.memory.reference import memory_reference
 from varla.ops.memory.settings import MemorySettings
 from varla.ops.state import ForgettingState, VLAState
@@ -175,7 +177,8 @@ def vla(
             length `penalty_scale`. Relative errors grow like w / lambda0, which may be up to 1000 in float32. With
             bfloat16 inputs, the kernels are off by 1 to 2% at 1, and by 5% at 10.
         forget: logarithm of the forgetting factor c of A^-1 [B, T, H], at most 0: A^-1 <- c A^-1 + w u u^T. Every
-            `beat` tokens, the forgotten part of the prior is given back. Needs refresh_every=None. None: no forgetting.
+            `beat` tokens, the forgotten part of the prior is given back; see also `forget_at`. Needs
+            refresh_every=None. None: no forgetting.
         initial_state: the state to start from, with one row for each sequence: a VLAState, or with `forget` a
             ForgettingState. None: S = 0, A = I / lambda0, z = 0.
         return_state: also return the state after the last token.
@@ -203,6 +206,9 @@ def vla(
             A token after a positive multiple of `beat` tokens begins with A^-1 <- A^-1 + lambda0 (1 - C) I, C <- 1.
             Between two beats, C lambda0 must stay above the bound of lambda0: above 0.001 w in float32, with w =
             |u|^2 or the strength. Chunks are not longer than the beat.
+        forget_at: "token", as above. "beat": A^-1 forgets only at a beat, and the prior never: A^-1 <- lambda0 I + C
+            (A^-1 - lambda0 I), C <- 1. Then C may be any number, 0 too (forget = -inf), and there are kernels. Choose a
+            `beat` of some hundred tokens: each has an inverse of its own.
 
     Values of beta, decay, strength and forget are checked if they are on the CPU. On a GPU that would wait for the
     device: values that are not allowed then give results without meaning.
@@ -227,6 +233,9 @@ def vla(
         )
         inputs = [*tensors, None, None, None, None]
     if forget is not None:
+        if settings.forget_at == "beat":
+            fading = _FADING[call["initial_state"] is None]
+            return run(fading, inputs, sizes, settings.halves, return_state, **call)
         refuse_kernels(call["backend"], "chunk")
         return run(_FORGETTING, inputs, sizes, settings.halves, return_state, **call)
     return run(_VLA, inputs[:-1], sizes, settings.halves, return_state, **call)
@@ -299,7 +308,7 @@ def vla_step(
         check_untracked("an update in place keeps nothing for a backward", named)
     mechanism: Mechanism[Any] = _VLA
     if forget is not None:
-        refuse_kernels(backend, "reference")
+        refuse_kernels(backend, "reference")  # forgetting has no decode kernel
         mechanism = _FORGETTING
     else:
         inputs = inputs[:-1]
@@ -373,5 +382,51 @@ def _decode(inputs: Sequence[Any], state: VLAState, settings: Sequence[Any]) -> 
     return o
 
 
+class FadingVLA:
+    """Forgetting at the beat: `directions` does it in pieces (directions/fading.py), then `memory` follows."""
+
+    inputs, state, output_like = vla_forgetting_chunk.inputs, vla_forgetting_chunk.state, 2
+
+    def __init__(self, fresh: bool):
+        """`fresh`: all sequences begin with this call."""
+        self.along = FADING[fresh]
+
+    def __call__(
+        self,
+        inputs: Sequence[Any],
+        state: Held,
+        t: Tensor,
+        cu_seqlens: Tensor | None,
+        settings: Sequence[Any],
+        chunk_size: int,
+        keep: bool,
+    ) -> Result:
+        """In chunk form, with the arguments of ChunkOperator. The directions are not rounded to the inputs' dtype."""
+        dtype, (S, A, z, f), (along, own) = inputs[0].dtype, state, settings
+        q, k, v, u, beta, decay, strength, forget = (None if x is None else x.to(A.dtype) for x in inputs)
+        a, (A, f) = self.along((k, u, strength, forget), [A, f], t, cu_seqlens, (along,), chunk_size, keep)
+        o, (S, z) = memory_chunk((q, k, v, a, beta, decay), [S, z], t, cu_seqlens, (own,), chunk_size, keep)
+        return o.to(dtype), [S, A, z, f]
+
+    def kernels(
+        self,
+        inputs: Sequence[Any],
+        held: Held,
+        t: Tensor,
+        cu_seqlens: Tensor | None,
+        settings: Sequence[Any],
+        keep: bool,
+    ) -> Result:
+        """With the arguments of dispatch.Mechanism.kernels."""
+        (q, k, v, u, beta, decay, strength, forget), (S, A, z, f), (along, own) = inputs, held, settings
+        a, (A, f) = self.along.kernels((k, u, strength, forget), [A, f], t, cu_seqlens, (along,), keep)
+        o, (S, z) = kernel_form((q, k, v, a, beta, decay), [S, z], t, cu_seqlens, (own,), keep)
+        return o, [S, A, z, f]
+
+
 _VLA = Mechanism(VLAState, _reference, vla_chunk, _kernels, decode=_decode)
 _FORGETTING = Mechanism(ForgettingState, _forgetting_reference, vla_forgetting_chunk)
+_FADING = {
+    fresh: Mechanism(ForgettingState, _forgetting_reference, form, form.kernels)
+    for fresh, form in ((fresh, FadingVLA(fresh)) for fresh in (False, True))
+}

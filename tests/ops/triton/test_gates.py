@@ -157,6 +157,30 @@ def test_one_token_in_one_kernel(given: str) -> None:
         assert_near((torch.stack(outputs, 1), state), wanted, 1e-5)
 
 
+def forgetting(T: int, **sizes: int) -> dict[str, torch.Tensor]:
+    """`make`, with forget. Now and then everything is forgotten."""
+    inputs = make(T, **sizes)
+    inputs["forget"] = logsigmoid(4 + randn(*inputs["beta"].shape, seed=53))
+    inputs["forget"][:, 23::71] = -float("inf")
+    return inputs
+
+
+def assert_forgets(inputs: dict[str, torch.Tensor], beat: int, tolerance: float, dtype: torch.dtype) -> None:
+    inputs = {name: x.to(dtype) for name, x in inputs.items()}
+    settings = {**GATED, "forget_at": "beat", "beat": beat}
+    wanted = outcome(inputs, None, torch.float64, "cpu", backend="reference", **settings)
+    got = outcome(inputs, None, dtype, DEVICE, backend="triton", **settings)
+    errors = {name: relative(got[name], wanted[name]) for name in wanted if wanted[name].abs().max() > 0}
+    finite = {name: error for name, error in errors.items() if name != "f"}  # f has no norm where all is forgotten
+    assert not {name: error for name, error in finite.items() if not error <= tolerance}
+    assert torch.allclose(got["f"].double().cpu(), wanted["f"], rtol=tolerance)
+
+
+@pytest.mark.parametrize(("T", "beat"), [(70, 32), (64, 64), (150, 64)])
+def test_forgetting_at_the_beat(T: int, beat: int) -> None:
+    assert_forgets(forgetting(T), beat, 1e-5, torch.float32)
+
+
 @pytest.mark.parametrize("T", [20, 70])
 def test_the_gated_delta_rule(T: int) -> None:
     """Token by token, and in chunks."""
@@ -185,6 +209,13 @@ class TestOnAGPU:
         wanted = outcome(inputs, None, torch.float64, "cuda", backend="chunk", **GATED)
         errors = {name: relative(got[name], wanted[name]) for name in wanted if wanted[name].abs().max() > 0}
         assert not {name: error for name, error in errors.items() if not error <= 1e-4}
+
+    @pytest.mark.parametrize("D", [64, 128])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_forgetting_as_models_use_it(self, dtype: torch.dtype, D: int) -> None:
+        inputs = forgetting(700, B=2, H=2, D=D, Dv=D)
+        inputs["strength"] = 0.05 * inputs["strength"]
+        assert_forgets(inputs, 256, 1e-2 if dtype == torch.bfloat16 else 2e-5, dtype)
 
     @pytest.mark.parametrize("D", [64, 128])
     def test_bfloat16_as_models_use_it(self, D: int) -> None:

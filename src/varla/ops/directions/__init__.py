@@ -4,7 +4,8 @@ lambda <- lambda + w u u^T,   A = lambda^-1     by Sherman-Morrison; |u| = 1 wit
 A <- A + eta I                                  every `refresh_every` tokens
 a = A k / |A k|                                 or another gain
 
-With `forget`, lambda <- c lambda + w u u^T. Every `beat` tokens, the forgotten part of lambda0 I is given back.
+With `forget`, lambda <- c lambda + w u u^T. Every `beat` tokens, the forgotten part of lambda0 I is given back. With
+forget_at="beat", lambda - lambda0 I is multiplied there by the product of c since the last beat instead.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from torch import Tensor
 from varla.ops.checks import check_gated
 from varla.ops.chunk.op import ChunkOperator
 from varla.ops.directions.chunk import DirectionCell
+from varla.ops.directions.fading import fading
 from varla.ops.directions.forgetting import forgetting_chunk
 from varla.ops.directions.reference import directions_reference, forgetting_reference
 from varla.ops.directions.settings import DirectionOptions, DirectionSettings
@@ -92,8 +94,8 @@ def directions(
         strength: penalty strengths [B, T, H], as for `varla.vla`.
         forget: logarithms of the forgetting factors of A^-1 [B, T, H], as for `varla.vla`.
         initial_state, return_state, cu_seqlens, backend, chunk_size: as for `varla.vla`.
-        options: lambda0, refresh_every, refresh, gain, feature_map, penalty_scale, normalize_key, update_penalty and
-            beat, as for `varla.vla`.
+        options: lambda0, refresh_every, refresh, gain, feature_map, penalty_scale, normalize_key, update_penalty,
+            beat and forget_at, as for `varla.vla`.
 
     Returns:
         a [B, T, H, D] in the inputs' dtype, or (a, DirectionState) with `return_state`. With `forget`, the state is a
@@ -108,6 +110,8 @@ def directions(
     settings.check_strength(inputs[2])
     if forget is not None:
         settings.check_forget(inputs[3])
+        if settings.forget_at == "beat":
+            return run(_FADING[call["initial_state"] is None], inputs, sizes, (settings,), return_state, **call)
         refuse_kernels(call["backend"], "chunk")
         return run(FORGETTING, inputs, sizes, (settings,), return_state, **call)
     return run(_DIRECTIONS, inputs[:3], sizes, (settings,), return_state, **call)
@@ -151,4 +155,56 @@ def prepared(inputs: Sequence[Any], settings: DirectionSettings) -> Any:
 
 _chunk = ChunkOperator("directions_chunk", DirectionCell, "k u strength?", "A", DirectionSettings)
 _DIRECTIONS = Mechanism(DirectionState, _reference, _chunk, _kernels)
+
+
+class FadingDirections:
+    """`fading` over pieces in chunk form, and by kernels. `fresh` as there."""
+
+    inputs, state, output_like = forgetting_chunk.inputs, forgetting_chunk.state, 0
+
+    def __init__(self, fresh: bool):
+        """See the class."""
+        self.fresh = fresh
+
+    def __call__(
+        self,
+        inputs: Sequence[Any],
+        state: Held,
+        t: Tensor,
+        cu_seqlens: Tensor | None,
+        settings: Sequence[Any],
+        chunk_size: int,
+        keep: bool,
+    ) -> Result:
+        """In chunk form, with the arguments of ChunkOperator."""
+
+        def pieces(x: Sequence[Any], A: Tensor) -> tuple[Tensor, Tensor]:
+            a, (after,) = _chunk(x, [A], t.new_zeros(len(A)), None, settings, chunk_size, keep)
+            return a, after
+
+        return fading(inputs, state, t, cu_seqlens, settings[0], self.fresh, pieces)
+
+    def kernels(
+        self,
+        inputs: Sequence[Any],
+        held: Held,
+        t: Tensor,
+        cu_seqlens: Tensor | None,
+        settings: Sequence[Any],
+        keep: bool,
+    ) -> Result:
+        """With the arguments of dispatch.Mechanism.kernels."""
+
+        def pieces(x: Sequence[Any], A: Tensor) -> tuple[Tensor, Tensor]:
+            a, (after,) = _kernels(x, [A], t.new_zeros(len(A)), None, settings, keep)
+            return a, after
+
+        return fading(inputs, held, t, cu_seqlens, settings[0], self.fresh, pieces)
+
+
 FORGETTING = Mechanism(ForgettingDirectionState, _forgetting_reference, forgetting_chunk)
+FADING = {fresh: FadingDirections(fresh) for fresh in (False, True)}
+_FADING = {
+    fresh: Mechanism(ForgettingDirectionState, _forgetting_reference, form, form.kernels)
+    for fresh, form in FADING.items()
+}

@@ -8,7 +8,7 @@ positive definiteness. The clamps of the norms matter only for the zero vector, 
 import torch
 from torch import Tensor
 
-from varla.ops.algebra import add_to_inverse, apply, dot, eye_like, outer, symmetric
+from varla.ops.algebra import add_to_inverse, apply, dot, eye_like, faded_inverse, outer, symmetric
 from varla.ops.checks import readable
 from varla.ops.directions.gain import write_direction
 from varla.ops.directions.settings import DirectionSettings
@@ -46,9 +46,10 @@ def forgetting_reference(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(a [B, T, H, D], A, f): `directions_reference` with forgetting.
 
-    forget [B, T, H, 1] is the logarithm of c in A^-1 <- c A^-1 + w u u^T, and f [B, H] the logarithm of C, the share of
-    the prior that is left since the last beat.
+    forget [B, T, H, 1] is the logarithm of c in A^-1 <- c A^-1 + w u u^T, and f [B, H] the logarithm of C, the product
+    of c since the last beat. With forget_at="beat", A^-1 forgets only there.
     """
+    by_token = settings.forget_at == "token"
     A = symmetric(A)
     alphas, shares = [], []
     strengths = [None] * k.shape[1] if strength is None else strength.unbind(1)
@@ -56,24 +57,29 @@ def forgetting_reference(
         A, f = give_back(A, f, t, settings)
         t = t + 1
         f = f + forget_t[..., 0]
-        A = A * torch.exp(-forget_t)[..., None]
+        if by_token:
+            A = A * torch.exp(-forget_t)[..., None]
         k_hat = Features(k_t, settings.feature_map, settings.normalize_key).y
         A = penalty_step(A, u_t, t, settings, strength_t)
         alphas.append(write_direction(apply(A, k_hat), k_hat, settings.gain))
         shares.append(f[..., None])
-    settings.check_prior(torch.stack(shares, 1), strength, k.shape[-1])
+    if by_token:
+        settings.check_prior(torch.stack(shares, 1), strength, k.shape[-1])
     return torch.stack(alphas, 1), A, f
 
 
 def give_back(A: Tensor, f: Tensor, t: Tensor, settings: DirectionSettings) -> tuple[Tensor, Tensor]:
-    """(A, f) with the forgotten prior given back, in rows that have seen a positive multiple of `beat` tokens t [B].
+    """(A, f) after a beat, in rows that have seen a positive multiple of `beat` tokens t [B]; f [B, H] is log C.
 
-    A^-1 <- A^-1 + lambda0 (1 - C) I and C <- 1, where f [B, H] is log C.
+    The forgotten prior is given back: A^-1 <- A^-1 + lambda0 (1 - C) I and C <- 1. With forget_at="beat", all but the
+    prior is forgotten: A^-1 <- lambda0 I + C (A^-1 - lambda0 I).
     """
     due = (t > 0) & (t % settings.beat == 0)
     if readable(due) and not due.any():
         return A, f
     due = due[:, None]
+    if settings.forget_at == "beat":
+        return faded_inverse(A, torch.where(due, f.exp(), 1), settings.lambda0), torch.where(due, 0, f)
     m = torch.where(due, -settings.lambda0 * torch.expm1(f), 0)
     return add_to_inverse(A, m)[0], torch.where(due, 0, f)
 

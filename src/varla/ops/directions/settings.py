@@ -12,6 +12,7 @@ from varla.ops.checks import dtype_name, host_range
 from varla.ops.features import FEATURE_MAPS, LARGEST
 
 GAINS = ("unit", "projection", "raw")
+FORGET_AT = ("token", "beat")
 LOSS = 8192  # lambda0 is at least this many times eps |u|^2: 0.001 |u|^2 in float32
 
 
@@ -27,6 +28,7 @@ class DirectionOptions(TypedDict, total=False):
     normalize_key: bool
     update_penalty: bool
     beat: int
+    forget_at: str
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class DirectionSettings:
     normalize_key: bool = True
     update_penalty: bool = True
     beat: int = 64
+    forget_at: str = "token"
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -58,6 +61,7 @@ class DirectionSettings:
         check_flag("normalize_key", self.normalize_key)
         check_flag("update_penalty", self.update_penalty)
         check_count("beat", self.beat)
+        check_choice("forget_at", self.forget_at, FORGET_AT)
 
     @property
     def refresh_beat(self) -> tuple[int, float] | None:
@@ -140,7 +144,7 @@ class DirectionSettings:
         if not self.update_penalty:
             raise ValueError("forget changes A, and update_penalty=False keeps A fixed: give one of them")
         values = host_range(forget)
-        if values is not None and values[0] == -math.inf:
+        if values is not None and values[0] == -math.inf and self.forget_at == "token":
             raise ValueError(f"{name} must be finite: a factor of 0 would leave A without a prior, got -inf")
 
     def check_prior(self, log_C: Tensor, strength: Tensor | None, D: int) -> None:
