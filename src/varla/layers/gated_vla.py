@@ -25,6 +25,7 @@ class GatedVLA(GatedLayer):
 
     With `forget`, A forgets what S forgets: every `beat` tokens, A^-1 <- lambda0 I + C (A^-1 - lambda0 I), with C the
     product of d since the last beat. Without it the penalty grows with the context, also beyond what was trained with.
+    `beat` should be a fraction of the length of training rows, so that the model sees beats.
     """
 
     name = "gated-vla"
