@@ -133,7 +133,7 @@ def compare_gradients(name: str, given: dict[str, Any], weights: torch.Generator
     if not all(x.isfinite().all() for x in wanted.values()):  # S diverges: see `forms`
         return
     # A gradient may cancel: that of a key of one dimension is 0. Then it is compared with the others.
-    least = 1e-2 * max(float(x.abs().max()) for x in wanted.values() if x.numel())
+    least = max(0.1, *(1e-2 * float(x.abs().max()) for x in wanted.values() if x.numel()))
     for key, value in wanted.items():
         off = float((found[key] - value).abs().max() / value.abs().max().clamp_min(least)) if value.numel() else 0.0
         if not off <= 1000 * _allowed(name, given):
@@ -155,7 +155,7 @@ def _gradients(name: str, given: dict[str, Any], weights: torch.Generator) -> di
     if state is not None:
         tracked["initial_state"] = type(state)(**{key: leaf(f"initial {key}", x) for key, x in state.tensors().items()})
     o, after = getattr(varla, name)(**tracked)
-    results = [o, *(x for x in after.tensors().values() if x.requires_grad)]
+    results = [o, *(x for x in after.tensors().values() if x.is_floating_point())]
     loss = sum((x * torch.randn(x.shape, generator=weights, dtype=x.dtype)).sum() for x in results)
     found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
     return dict(zip(leaves, found, strict=True))
