@@ -187,6 +187,8 @@ class Heads:
     def __init__(self, wanted: dict[str, Tensor], given: dict[str, Any]):
         """Read the outputs and S of the float64 reference."""
         self.largest = torch.finfo(given["k"].dtype).max
+        # v - S k may be all rounding: then its error is one of v.
+        self.least = max(1e-3, 1e-2 * float(given["v"].abs().max())) if "v" in given else 1e-3
         self.chunk = given.get("chunk_size") or default_chunk_size(given["k"].shape[-1])
         packed = given.get("cu_seqlens")
         lengths = [wanted["o"].shape[1]] if packed is None else packed.diff().tolist()
@@ -204,10 +206,10 @@ class Heads:
         nothing = torch.zeros_like(wanted)  # the other numbers of a state do not depend on S
         so_far, soon, ever = (x.expand_as(wanted) for x in self._reach(key, chunk) or (nothing,) * 3)
         near = NEAR * self.largest
-        # Relative to the largest number, or to 1e-3 where the inputs cancel each other. A head that diverges has
+        # Relative to the largest number, or to `least` where the inputs cancel each other. A head that diverges has
         # numbers of all sizes: there, relative to the largest so far.
         largest = wanted.masked_fill(ever > near, 0).abs().max()
-        off = (x - wanted).abs() / torch.where(ever > near, so_far, largest).clamp_min(1e-3)
+        off = (x - wanted).abs() / torch.where(ever > near, so_far, largest).clamp_min(self.least)
         off = torch.where((soon > near) & ~x.isfinite(), 0.0, off)
         beyond = ~(wanted.abs() / 1.01 <= self.largest)
         return float(torch.where(beyond, torch.where(x.isfinite(), torch.inf, 0.0), off).max())
@@ -225,12 +227,26 @@ class Heads:
 
 
 def _allowed(name: str, given: dict[str, Any]) -> float:
-    """Rounding, which grows as lambda0 shrinks and as the prior is forgotten (`varla.vla`)."""
+    """Rounding, which grows with A before the first token and as the prior is forgotten (`varla.vla`)."""
     forgotten = given.get("decay" if name == "mesa" else "forget")
-    share = 1.0 if forgotten is None else float(forgotten.sum(1).min().double().exp())
+    share = 1.0
+    if forgotten is not None:  # until a beat gives the prior back
+        least = given.get("beat", 64) * forgotten.min()
+        share = float(forgotten.sum(1).min().maximum(least).double().exp().clamp(min=1e-30))
+    A = 1 / given.get("lambda0", 0.1)
+    held = given.get("initial_state")
+    if held is not None and "A" in held.LAYOUT:
+        A = max(A, float(held.A.diagonal(dim1=-2, dim2=-1).sum(-1).max()))  # at least its largest eigenvalue
     eps = torch.finfo(given["k"].dtype).eps
-    strength = given["strength"].max() if "strength" in given else (given.get("penalty_scale") or 1.0) ** 2
-    return eps * (1000 + 50 * float(strength) / (share * given.get("lambda0", 0.1)))
+    return eps * (1000 + 50 * _weight(name, given) * A / share)
+
+
+def _weight(name: str, given: dict[str, Any]) -> float:
+    """The largest squared length of u."""
+    if name == "mesa":
+        length = 1.0 if given.get("normalize_key", True) else float(given["k"].double().square().sum(-1).max())
+        return float(given["beta"].max()) * length
+    return float(given["strength"].max()) if "strength" in given else (given.get("penalty_scale") or 1.0) ** 2
 
 
 def _double(value: Any) -> Any:
