@@ -93,6 +93,8 @@ def forms(folder: Path) -> Attempt:
         given = _arguments(name, function, draw, longest=90, types=TYPES[:2]) | {"return_state": True}
         given |= {key: given[key] * draw.choice((1, 1, 30, 500)) for key in ("log_gate", "decay") if key in given}
         given |= {key: given[key] * draw.choice((1, 1, 0, 1e-4, 30)) for key in ("strength",) if key in given}
+        if given.get("normalize_key") is False and name in ("vla", "memory"):  # long keys: as in `_stable`
+            given |= {"feature_map": "identity", "k": given["k"] / given["k"].norm(dim=-1, keepdim=True).clamp_min(1)}
         if "a" in given:
             given["a"] = _stable(given)
         try:
