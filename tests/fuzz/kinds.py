@@ -18,4 +18,5 @@ KINDS: dict[str, Callable[[Path], Attempt]] = {
     "config": settings.models,
     "operator": operators.operators,
     "forms": operators.forms,
+    "gradients": operators.gradients,
 }

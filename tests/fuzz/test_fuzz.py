@@ -9,10 +9,11 @@ import varla
 from tests.fuzz.core import ACCEPTED, REFUSED, Find, refused, run
 from tests.fuzz.damage import damaged, damaged_json, damaged_tensors
 from tests.fuzz.kinds import KINDS
+from tests.fuzz.operators import compare, compare_gradients
 
 TRIES = {
     "state": 500, "session": 300, "forged": 60, "checkpoint": 300, "tokens": 80, "record": 30, "yaml": 100, "set": 400,
-    "config": 80, "operator": 1000, "forms": 60,
+    "config": 80, "operator": 1000, "forms": 60, "gradients": 40,
 }  # fmt: skip
 
 
@@ -82,3 +83,84 @@ def test_damage_is_damage(damage, tmp_path):
     results = [damage(data, random.Random(i)) for i in range(200)]
     assert len(set(results)) > 100
     assert results == [damage(data, random.Random(i)) for i in range(200)]
+
+
+def diverging(dtype=torch.float32):
+    """S grows by a factor of 9 a token in the first head: gain "raw", and no penalty to speak of."""
+    ones = torch.ones(1, 60, 2, 1, dtype=dtype)
+    beta = torch.tensor([1.0, 0.1], dtype=dtype).expand(1, 60, 2)
+    options = {"gain": "raw", "penalty_scale": 1e-30, "refresh_every": None, "normalizer": False, "return_state": True}
+    return {
+        "q": ones,
+        "k": ones,
+        "v": ones,
+        "u": ones,
+        "beta": beta,
+        "chunk_size": 8,
+        "feature_map": "identity",
+        **options,
+    }
+
+
+def test_a_memory_that_diverges_overflows_in_every_form():
+    """It is no find: the recurrence itself diverges, also in float64. The other head does not notice."""
+    given = diverging()
+    exact, _ = varla.vla(**diverging(torch.float64))
+    compare("vla", {key: value for key, value in given.items() if key != "chunk_size"})
+    compare("vla", given)
+    growth = exact[0, 1:, 0, 0].diff() / exact[0, :-1, 0, 0].diff()
+    assert torch.allclose(growth, torch.tensor(-9.0, dtype=torch.float64))
+    o, _ = varla.vla(**given)
+    first = int((exact[0, :, 0, 0].abs() > torch.finfo(torch.float32).max).int().argmax())
+    assert 30 < first < 45
+    assert not o[0, first:, 0].isfinite().any()
+    assert o[0, : first // 8 * 8, 0].isfinite().all()
+    assert o[0, :, 1].isfinite().all()
+
+
+@pytest.mark.parametrize("wrong", ["zero", "too early", "too late", "other head", "wrong while it grows"])
+def test_a_wrong_divergence_is_a_find(wrong, monkeypatch):
+    real = varla.vla
+
+    def broken(**given):
+        o, state = real(**given)
+        if given["backend"] == "chunk":
+            match wrong:
+                case "zero":
+                    o = o.nan_to_num(0, 0, 0)
+                case "too early":
+                    o[:, :20, 0] = torch.nan
+                case "too late":
+                    o[:, -1] = 1.0
+                case "other head":
+                    o[:, -1, 1] = torch.nan
+                case _:
+                    o[:, 5, 0] *= 2
+        return o, state
+
+    monkeypatch.setattr(varla, "vla", broken)
+    with pytest.raises(Find, match="vla is off by"):
+        compare("vla", diverging())
+
+
+@pytest.mark.parametrize("wrong", ["q", "v", "initial_state"])
+def test_a_wrong_gradient_is_a_find(wrong, monkeypatch):
+    q, k, v, u = torch.randn(4, 1, 9, 1, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    _, state = varla.vla(q, k, v, u, return_state=True)
+    given = {"q": q, "k": k, "v": v, "u": u, "initial_state": state, "return_state": True}
+    compare_gradients("vla", given, torch.Generator())
+    real = varla.vla
+
+    def broken(**given):
+        """The right value with a part of the gradient missing."""
+        x = given[wrong]
+        if given["backend"] == "chunk":
+            given[wrong] = x.map(lost) if wrong == "initial_state" else lost(x)
+        return real(**given)
+
+    def lost(x):
+        return x - 1e-6 * (x - x.detach()) if x.is_floating_point() else x
+
+    monkeypatch.setattr(varla, "vla", broken)
+    with pytest.raises(Find, match="the gradient of vla is off by"):
+        compare_gradients("vla", given, torch.Generator())

@@ -72,6 +72,40 @@ def test_float32_holds_the_least_penalty(backend, gain):
         assert root_mean_square_error(state.A[row], exact.A[row]) <= 2e-4, KEYS[row]
 
 
+LEAST = {"lambda0": 9.8e-4, "refresh_every": None, "feature_map": "identity", "gain": "raw", "return_state": True}
+
+
+def with_lengths(strong, k):
+    """Two ways to say |u| = 1."""
+    return {"strength": torch.ones(k.shape[:-1], dtype=k.dtype)} if strong else {"penalty_scale": 1.0}
+
+
+@pytest.mark.parametrize("D", [1, 2, 4, 16])
+@pytest.mark.parametrize(
+    "call", [{"backend": "reference"}, {"backend": "chunk"}, {"backend": "chunk", "chunk_size": 64}]
+)
+def test_every_form_has_the_promised_error_at_the_least_penalty(call, D):
+    """`DirectionSettings.check_precision`: an error of 20 eps / lambda0 in A k."""
+    _, k, _, _ = hard_inputs(200, D)
+    a, _ = varla.directions(k, k, **call, **LEAST, penalty_scale=1.0)
+    wanted, _ = varla.directions(k.double(), k.double(), backend="reference", **LEAST, penalty_scale=1.0)
+    assert (a - wanted).norm(dim=-1).max() <= 20 * torch.finfo(torch.float32).eps / LEAST["lambda0"]
+
+
+@pytest.mark.parametrize("strong", [False, True], ids=["penalty_scale", "strength"])
+@pytest.mark.parametrize("T", [8, 16, 32, 64])
+@pytest.mark.parametrize("D", [1, 2, 4])
+def test_a_chunk_costs_no_digits_at_the_least_penalty(D, T, strong):
+    """n tokens of one chunk lose n times as much as one: chunks are short there, whatever chunk_size says."""
+    _, k, _, _ = hard_inputs(T, D)
+    k = k[:2]  # penalties in all directions
+    _, state = varla.directions(k, k, backend="chunk", chunk_size=64, **LEAST, **with_lengths(strong, k))
+    double = k.double()
+    _, exact = varla.directions(double, double, backend="reference", **LEAST, **with_lengths(strong, double))
+    for row in range(2):
+        assert root_mean_square_error(state.A[row], exact.A[row]) <= 1e-3, KEYS[row]
+
+
 def test_closed_gates_cost_no_digits():
     """Decays through many closed gates: only gates between two tokens count, not those before both."""
     q, k, v, gate = (randn(1, 130, 2, 16, seed=i) for i in range(4))

@@ -184,7 +184,8 @@ def vla(
         return_state: also return the state after the last token.
         cu_seqlens: offsets [N + 1] of N sequences packed into B = 1. Packed sequences do not affect each other.
         backend: "reference", "chunk", "triton" or "auto"; see `varla.backends()`.
-        chunk_size: tokens in a chunk, for backend "chunk". None: chosen by D. Any value gives the same result.
+        chunk_size: tokens in a chunk, for backend "chunk". None: chosen by D. Any value gives the same result. Where
+            lambda0 is within 8 times its bound, chunks are shorter than asked: they would cost digits.
         lambda0: initial penalty; the initial A is I / lambda0. Not used with `initial_state`. Relative errors grow like
             |u|^2 / lambda0, so float32 states need lambda0 >= 0.001 |u|^2, and float64 ones 2e-12 |u|^2.
         refresh_every: period of the refresh A <- A + eta I, in tokens of a sequence. Tokens of earlier calls count,
@@ -193,7 +194,8 @@ def vla(
         eps: smallest denominator.
         gain: how the write direction a follows from A k. "unit" divides by |A k| (the paper). "projection" divides by
             k . A k, so that S k = v holds for the newest pair. "raw" is A k itself (VLAv2; with u = k, classical
-            recursive least squares).
+            recursive least squares). With "raw", S diverges while beta k . A k stays above 2: k . A k is up to 1 /
+            lambda0 where u has not penalised k (docs/math.md, section 6).
         feature_map: "elu1" (ELU + 1), "silu", or "identity" if q and k are features already.
         penalty_scale: length of u after normalisation. None: D ** -0.5, as in Algorithm 1; 1.0: as in the paper's eq.
             (penalty). An error together with `strength`.

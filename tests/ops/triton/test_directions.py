@@ -8,6 +8,7 @@ import torch
 
 import varla
 from tests.ops.cases import flat, vla_inputs, vla_state, with_gradients
+from tests.ops.test_precision import hard_inputs
 from tests.ops.triton.cases import DEVICE, assert_fakes_agree, relative, round_to_nearest
 from varla.ops.directions.settings import DirectionSettings
 
@@ -54,6 +55,20 @@ def assert_agrees(
 @pytest.mark.parametrize("T", [1, 15, 16, 17, 63, 64, 65, 150])
 def test_every_length(T: int, options: dict[str, Any]) -> None:
     assert_agrees(*make(T), **options)
+
+
+@each_refresh
+@pytest.mark.parametrize("D", [4, 16])
+def test_the_promised_error_at_the_least_penalty(D: int, options: dict[str, Any]) -> None:
+    """What `DirectionSettings.check_precision` says of every form, for random and for repeated keys."""
+    least: dict[str, Any] = {"lambda0": 9.8e-4, "penalty_scale": 1.0, "gain": "raw", "feature_map": "identity"}
+    k = hard_inputs(64, D, H=1)[1][:2]
+    a, state = varla.directions(k.to(DEVICE), k.to(DEVICE), backend="triton", return_state=True, **least, **options)
+    double = k.double()
+    wanted, exact = varla.directions(double, double, backend="reference", return_state=True, **least, **options)
+    assert (a.cpu() - wanted).norm(dim=-1).max() <= 20 * torch.finfo(torch.float32).eps / least["lambda0"]
+    for row in range(2):
+        assert relative(state.A[row], exact.A[row]) <= 1e-3
 
 
 @each_refresh

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from varla.ops.checks import check_gated
-from varla.ops.chunk.op import ChunkOperator
-from varla.ops.directions.chunk import DirectionCell
+from varla.ops.directions.chunk import DirectionCell, DirectionOperator
 from varla.ops.directions.fading import fading
 from varla.ops.directions.forgetting import forgetting_chunk
 from varla.ops.directions.reference import directions_reference, forgetting_reference
@@ -153,7 +152,7 @@ def prepared(inputs: Sequence[Any], settings: DirectionSettings) -> Any:
     return (k, u, strength), settings, dtype
 
 
-_chunk = ChunkOperator("directions_chunk", DirectionCell, "k u strength?", "A", DirectionSettings)
+_chunk = DirectionOperator("directions_chunk", DirectionCell, "k u strength?", "A", DirectionSettings)
 _DIRECTIONS = Mechanism(DirectionState, _reference, _chunk, _kernels)
 
 

@@ -13,16 +13,36 @@ on.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from varla.ops.algebra import by_chunk, dot, eye_like, solve_lower, symmetric
 from varla.ops.chunk.driver import Context, Inputs, Refresh, Tensors
+from varla.ops.chunk.op import ChunkOperator
 from varla.ops.directions.gain import Gain
 from varla.ops.directions.settings import DirectionSettings
 from varla.ops.features import Features, unit, unit_backward
+
+
+class DirectionOperator(ChunkOperator):
+    """A ChunkOperator whose chunks are short enough to keep the digits of A. The first of its settings are ours."""
+
+    def __call__(
+        self,
+        inputs: Sequence[Any],
+        state: Sequence[Any],
+        t: Tensor,
+        cu_seqlens: Tensor | None,
+        settings: Sequence[Any],
+        chunk_size: int,
+        keep: bool,
+    ) -> tuple[Tensor, list[Any]]:
+        """See ChunkOperator."""
+        A, strength = state[self.state.index("A")], inputs[self.inputs.index("strength?")]
+        longest = settings[0].longest_chunk(A.shape[-1], A.dtype, strength)
+        return super().__call__(inputs, state, t, cu_seqlens, settings, min(chunk_size, longest), keep)
 
 
 class DirectionCell:

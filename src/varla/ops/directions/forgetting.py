@@ -27,15 +27,14 @@ from torch import Tensor
 from varla.ops.algebra import add_to_inverse, by_chunk, dot, eye_like, solve_lower, symmetric
 from varla.ops.checks import readable
 from varla.ops.chunk.driver import Context, Inputs, Tensors
-from varla.ops.chunk.op import ChunkOperator
-from varla.ops.directions.chunk import Adjoint, Penalty, apply_A, factor
+from varla.ops.directions.chunk import Adjoint, DirectionOperator, Penalty, apply_A, factor
 from varla.ops.directions.gain import Gain
 from varla.ops.directions.settings import DirectionSettings
 from varla.ops.features import Features
 
 
-class ForgettingOperator(ChunkOperator):
-    """A ChunkOperator whose chunks are not longer than the beat, a setting of `directions`."""
+class ForgettingOperator(DirectionOperator):
+    """A DirectionOperator whose chunks are not longer than the beat."""
 
     def __call__(
         self,

@@ -1,6 +1,7 @@
 """The scalars of `varla.directions`."""
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -14,6 +15,7 @@ from varla.ops.features import FEATURE_MAPS, LARGEST
 GAINS = ("unit", "projection", "raw")
 FORGET_AT = ("token", "beat")
 LOSS = 8192  # lambda0 is at least this many times eps |u|^2: 0.001 |u|^2 in float32
+SHORTEST = 8  # tokens in a chunk at this bound
 
 
 class DirectionOptions(TypedDict, total=False):
@@ -98,9 +100,14 @@ class DirectionSettings:
         `strong`: there are strengths, which set |u|; `check_strength` compares them with lambda0.
 
         One Sherman-Morrison step takes an eigenvalue of A from 1 / lambda0 to about 1 / |u|^2. The difference keeps the
-        rounding error of the larger number, so A and the outputs have a relative error of 2 to 5 eps |u|^2 / lambda0.
-        At the bound that is 2e-4 for random keys, 2e-3 for repeated ones, and up to 1e-2 with gain "projection" for
-        nearly parallel keys, which divides by a small number (tests/ops/test_precision.py).
+        rounding error of the larger number: with u = k, A k has an error of up to 20 eps / lambda0 in every form after
+        200 tokens. It grows slowly (21 after 800), and is larger where u is not k (50 after 800). A k itself is about
+        1 / (r |u|^2) after r penalties along k, so its relative error grows like r eps |u|^2 / lambda0, until every
+        direction is penalised and A is small everywhere. `longest_chunk` keeps r small inside a chunk.
+
+        At the bound, 200 tokens with D = 16 have relative errors of 5e-4 in the outputs for random keys, 2e-3 for 8
+        keys that repeat, and up to 1e-2 with gain "projection" for nearly parallel keys, which divides by a small
+        number. Where every direction is penalised, A itself has 1e-3 (tests/ops/test_precision.py).
         """
         limits = torch.finfo(dtype)
         least, why = 1 / limits.max, "1 / lambda0 must be finite"
@@ -114,6 +121,22 @@ class DirectionSettings:
         if self.lambda0 > 1 / limits.tiny:
             most = f"{1 / limits.tiny:.3g} in {dtype_name(dtype)}"
             raise ValueError(f"lambda0 must be at most {most}, got {self.lambda0!r}")
+
+    def longest_chunk(self, D: int, dtype: torch.dtype, strength: Tensor | None = None) -> int:
+        """The most tokens of a chunk that keeps the digits of A, for strengths [..., 1] as in `lengths_of_u`.
+
+        A chunk of n tokens factorises I + U A U^T. The second term is up to n |u|^2 / lambda0: I is rounded with it. In
+        the loop that is |u|^2 / lambda0. So chunks get shorter as lambda0 comes near its bound, where they have 8
+        tokens. Strengths on a GPU are not read, and do not count. Nor does what `forget` takes from the prior.
+        """
+        if not self.update_penalty:
+            return sys.maxsize
+        values = None if strength is None else host_range(strength)
+        weight = self.length_of_u(D) ** 2 if strength is None else 0.0 if values is None else values[1]
+        least = LOSS * torch.finfo(dtype).eps * weight
+        if not self.lambda0 < least * sys.maxsize / SHORTEST:  # a weight of 0 or NaN
+            return sys.maxsize
+        return max(SHORTEST, int(SHORTEST * self.lambda0 / least))
 
     def check_strength(self, strength: Tensor | None) -> None:
         """Raise a ValueError if strengths [..., 1] on the CPU would make A lose its digits, as in `check_precision`."""

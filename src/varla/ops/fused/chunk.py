@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from varla.ops.chunk.driver import Context, Inputs, Tensors
-from varla.ops.chunk.op import ChunkOperator
 from varla.ops.directions import chunk as directions
 from varla.ops.directions import forgetting
 from varla.ops.directions.settings import DirectionSettings
@@ -89,7 +88,7 @@ class ForgettingVLACell:
 
 
 INPUTS = "q k v u beta? decay? strength?"
-vla_chunk = ChunkOperator("vla_chunk", VLACell, INPUTS, "S A z", DirectionSettings, MemorySettings)
+vla_chunk = directions.DirectionOperator("vla_chunk", VLACell, INPUTS, "S A z", DirectionSettings, MemorySettings)
 vla_forgetting_chunk = forgetting.ForgettingOperator(
     "vla_forgetting_chunk", ForgettingVLACell, f"{INPUTS} forget", "S A z f", DirectionSettings, MemorySettings
 )
