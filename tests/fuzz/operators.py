@@ -46,6 +46,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "refresh_every": (20, 1, 2, None),
     "refresh": (1e-3, 0, 1.0),
     "beat": (64, 1, 3, 0),
+    "forget_at": ("token", "beat", "end"),
     "eps": (1e-4, 0, 1.0),
     "gain": ("unit", "projection", "raw"),
     "feature_map": ("elu1", "silu", "identity", "relu"),
@@ -249,7 +250,7 @@ def _allowed(name: str, given: dict[str, Any]) -> float:
     """Rounding, which grows with A before the first token and as the prior is forgotten (`varla.vla`)."""
     forgotten = given.get("decay" if name == "mesa" else "forget")
     share = 1.0
-    if forgotten is not None:  # until a beat gives the prior back
+    if forgotten is not None and given.get("forget_at") != "beat":  # until a beat gives the prior back
         least = given.get("beat", 64) * forgotten.min()
         share = float(forgotten.sum(1).min().maximum(least).double().exp().clamp(min=1e-300))
     A = 1 / given.get("lambda0", 0.1)
