@@ -9,20 +9,9 @@ from typing import Any, Literal, Unpack, overload
 
 from torch import Tensor
 
+from varla.ops import dispatch
 from varla.ops.checks import check_inputs
-from varla.ops.dispatch import (
-    CALL,
-    CallOptions,
-    Mechanism,
-    accepts,
-    begin,
-    choose,
-    loop_pays,
-    run,
-    run_step,
-    settings_of,
-    split,
-)
+from varla.ops.dispatch import CallOptions, Mechanism
 from varla.ops.memory import kernel_form, memory_chunk, reference_form
 from varla.ops.memory.settings import MemorySettings
 from varla.ops.packing import check_packing
@@ -54,7 +43,7 @@ def decayed_delta_rule(
 def decayed_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, *, return_state: Literal[True], **options: Unpack[Call]
 ) -> tuple[Tensor, DeltaRuleState]: ...
-@accepts(CALL, SCALARS)
+@dispatch.accepts(dispatch.CALL, SCALARS)
 def decayed_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, log_gate: Tensor, *, return_state: bool = False, **options: Unpack[Call]
 ) -> Tensor | tuple[Tensor, DeltaRuleState]:
@@ -74,19 +63,19 @@ def decayed_delta_rule(
     Returns:
         o [B, T, H, Dv] in the inputs' dtype, or (o, DeltaRuleState) with `return_state`.
     """
-    call, own = split(options, SCALARS)
+    call, own = dispatch.split(options, SCALARS)
     settings = _settings(**own)
     inputs, sizes, per_channel = _checked(q, k, v, log_gate, "B T H")
     if not per_channel:
-        return run(_DECAYED, inputs, sizes, settings, return_state, **call)
+        return dispatch.run(_DECAYED, inputs, sizes, settings, return_state, **call)
     backend, chunk_size = call.pop("backend"), call.pop("chunk_size")
-    form = choose(_CHANNELS, backend, chunk_size, sizes, q)
-    if form == "chunk" and backend == "auto" and chunk_size is None and loop_pays(sizes, CHANNEL_LOOP_TOKENS):
+    form = dispatch.choose(_CHANNELS, backend, chunk_size, sizes, q)
+    if form == "chunk" and backend == "auto" and chunk_size is None and dispatch.loop_pays(sizes, CHANNEL_LOOP_TOKENS):
         form = "reference"
     if form == "chunk":
         size = CHANNEL_CHUNK if chunk_size is None else chunk_size
         return _by_rows(inputs, sizes, settings, return_state, **call, chunk_size=size)
-    return run(_CHANNELS, inputs, sizes, settings, return_state, **call, backend=form, chunk_size=None)
+    return dispatch.run(_CHANNELS, inputs, sizes, settings, return_state, **call, backend=form, chunk_size=None)
 
 
 def decayed_delta_rule_step(
@@ -100,7 +89,7 @@ def decayed_delta_rule_step(
 ) -> tuple[Tensor, DeltaRuleState]:
     """One token: q, k [B, H, D], v [B, H, Dv], log_gate [B, H] or [B, H, Dv]. Returns (o [B, H, Dv], state)."""
     inputs, sizes, _ = _checked(q, k, v, log_gate, "B H")
-    return run_step(_DECAYED, inputs, sizes, _settings(normalize_key), state)
+    return dispatch.run_step(_DECAYED, inputs, sizes, _settings(normalize_key), state)
 
 
 def _checked(
@@ -117,7 +106,7 @@ def _checked(
 
 def _settings(normalize_key: bool = True) -> tuple[MemorySettings]:
     options = {"feature_map": "identity", "normalizer": False, "normalize_key": normalize_key, "decay_first": False}
-    return (settings_of(MemorySettings, options),)
+    return (dispatch.settings_of(MemorySettings, options),)
 
 
 def _by_rows(
@@ -134,10 +123,10 @@ def _by_rows(
     q, k, v, *_, log_gate = inputs
     H, D, Dv = (sizes[letter] for letter in ("H", "D", "Dv"))
     unpacked = {**sizes, "B": check_packing(cu_seqlens, sizes["B"], sizes["T"], q.device)}
-    state = begin(_CHANNELS, "initial_state", initial_state, unpacked, settings, inputs)
+    state = dispatch.begin(_CHANNELS, "initial_state", initial_state, unpacked, settings, inputs)
     q, k = (x.repeat_interleave(Dv, 2) for x in (q, k))
     v_rows, gate_rows = (x.flatten(2)[..., None] for x in (v, log_gate))
-    o, rows = run(
+    o, rows = dispatch.run(
         _DECAYED, (q, k, v_rows, None, None, gate_rows), {**sizes, "H": H * Dv, "Dv": 1}, settings, True,
         initial_state=DeltaRuleState(state.S.reshape(-1, H * Dv, 1, D), state.t), cu_seqlens=cu_seqlens,
         backend="chunk", chunk_size=chunk_size,

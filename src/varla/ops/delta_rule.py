@@ -9,8 +9,9 @@ from typing import Any, Literal, Unpack, overload
 
 from torch import Tensor
 
+from varla.ops import dispatch
 from varla.ops.checks import check_gated
-from varla.ops.dispatch import CALL, CallOptions, Mechanism, accepts, run, run_step, settings_of, split
+from varla.ops.dispatch import CallOptions, Mechanism
 from varla.ops.memory import kernel_form, memory_chunk, reference_form
 from varla.ops.memory.settings import MemorySettings
 from varla.ops.state import DeltaRuleState
@@ -44,7 +45,7 @@ def delta_rule(
 def delta_rule(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *, return_state: Literal[True], **options: Unpack[Call]
 ) -> tuple[Tensor, DeltaRuleState]: ...
-@accepts({"decay": None}, CALL, SCALARS)
+@dispatch.accepts({"decay": None}, dispatch.CALL, SCALARS)
 def delta_rule(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *, return_state: bool = False, **options: Unpack[Call]
 ) -> Tensor | tuple[Tensor, DeltaRuleState]:
@@ -68,10 +69,10 @@ def delta_rule(
     Returns:
         o [B, T, H, Dv] in the inputs' dtype, or (o, DeltaRuleState) with `return_state`.
     """
-    call, own = split(options, {"decay": None, **SCALARS})
+    call, own = dispatch.split(options, {"decay": None, **SCALARS})
     decay = own.pop("decay", None)
     inputs, sizes = _checked("B T H", q, k, v, beta, decay)
-    return run(_DELTA, inputs, sizes, _settings(**own), return_state, **call)
+    return dispatch.run(_DELTA, inputs, sizes, _settings(**own), return_state, **call)
 
 
 def delta_rule_step(
@@ -92,7 +93,7 @@ def delta_rule_step(
         feature_map=feature_map, normalize_query=normalize_query, normalize_key=normalize_key, scale=scale
     )
     inputs, sizes = _checked("B H", q, k, v, beta, decay)
-    return run_step(_DELTA, inputs, sizes, settings, state)
+    return dispatch.run_step(_DELTA, inputs, sizes, settings, state)
 
 
 def _checked(
@@ -107,7 +108,7 @@ def _checked(
 
 
 def _settings(**scalars: Any) -> tuple[MemorySettings]:
-    return (settings_of(MemorySettings, {**SCALARS, "normalizer": False, **scalars}),)
+    return (dispatch.settings_of(MemorySettings, {**SCALARS, "normalizer": False, **scalars}),)
 
 
 _DELTA = Mechanism(DeltaRuleState, reference_form, memory_chunk, kernel_form)

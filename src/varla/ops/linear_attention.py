@@ -8,8 +8,9 @@ from typing import Any, Literal, Unpack, overload
 
 from torch import Tensor
 
+from varla.ops import dispatch
 from varla.ops.checks import check_inputs
-from varla.ops.dispatch import CALL, CallOptions, Mechanism, accepts, run, run_step, settings_of, split
+from varla.ops.dispatch import CallOptions, Mechanism
 from varla.ops.memory import kernel_form, memory_chunk, reference_form
 from varla.ops.memory.settings import MemorySettings
 from varla.ops.state import LinearAttentionState
@@ -35,7 +36,7 @@ def linear_attention(
 def linear_attention(
     q: Tensor, k: Tensor, v: Tensor, *, return_state: Literal[True], **options: Unpack[LinearAttentionCall]
 ) -> tuple[Tensor, LinearAttentionState]: ...
-@accepts(CALL, SCALARS)
+@dispatch.accepts(dispatch.CALL, SCALARS)
 def linear_attention(
     q: Tensor, k: Tensor, v: Tensor, *, return_state: bool = False, **options: Unpack[LinearAttentionCall]
 ) -> Tensor | tuple[Tensor, LinearAttentionState]:
@@ -45,9 +46,9 @@ def linear_attention(
     short sequences, else in chunks) and "auto".
     Returns o [B, T, H, Dv] in the inputs' dtype, or (o, LinearAttentionState) with `return_state`.
     """
-    call, own = split(options, SCALARS)
+    call, own = dispatch.split(options, SCALARS)
     (q, k, v), sizes = check_inputs({"q": (q, "B T H D"), "k": (k, "B T H D"), "v": (v, "B T H Dv")})
-    return run(_LINEAR, (q, k, v, None, None, None), sizes, _settings(own), return_state, **call)
+    return dispatch.run(_LINEAR, (q, k, v, None, None, None), sizes, _settings(own), return_state, **call)
 
 
 def linear_attention_step(
@@ -63,11 +64,11 @@ def linear_attention_step(
     """One token: q, k [B, H, D], v [B, H, Dv]. Returns (o [B, H, Dv], state); the given state is not changed."""
     settings = _settings({"eps": eps, "feature_map": feature_map, "normalizer": normalizer})
     (q, k, v), sizes = check_inputs({"q": (q, "B H D"), "k": (k, "B H D"), "v": (v, "B H Dv")})
-    return run_step(_LINEAR, (q, k, v, None, None, None), sizes, settings, state)
+    return dispatch.run_step(_LINEAR, (q, k, v, None, None, None), sizes, settings, state)
 
 
 def _settings(scalars: Mapping[str, Any]) -> tuple[MemorySettings]:
-    return (settings_of(MemorySettings, {**scalars, "normalize_key": False, "error": False}),)
+    return (dispatch.settings_of(MemorySettings, {**scalars, "normalize_key": False, "error": False}),)
 
 
 _LINEAR = Mechanism(LinearAttentionState, reference_form, memory_chunk, kernel_form)

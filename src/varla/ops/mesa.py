@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from varla.arguments import check_flag, refuse_unknown
+from varla.ops import dispatch
 from varla.ops.checks import check_gated
 from varla.ops.directions import FORGETTING
 from varla.ops.directions.settings import DirectionSettings
-from varla.ops.dispatch import CALL, CallOptions, Mechanism, accepts, run, run_step, settings_of, split
+from varla.ops.dispatch import CallOptions, Mechanism
 from varla.ops.features import Features
 from varla.ops.memory import memory_chunk, reference_form
 from varla.ops.memory.settings import MemorySettings
@@ -71,7 +72,7 @@ def mesa(
 def mesa(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *, return_state: Literal[True], **options: Unpack[Call]
 ) -> tuple[Tensor, MesaState]: ...
-@accepts({"decay": None}, CALL, SCALARS)
+@dispatch.accepts({"decay": None}, dispatch.CALL, SCALARS)
 def mesa(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *, return_state: bool = False, **options: Unpack[Call]
 ) -> Tensor | tuple[Tensor, MesaState]:
@@ -102,14 +103,14 @@ def mesa(
     Returns:
         o [B, T, H, Dv] in the inputs' dtype, or (o, MesaState) with `return_state`.
     """
-    call, own = split(options, {"decay": None, **SCALARS})
+    call, own = dispatch.split(options, {"decay": None, **SCALARS})
     check_flag("return_state", return_state)
     state: MesaState | None = call.pop("initial_state")
     solving, reading, sizes, settings, out = _prepared("B T H", q, k, v, beta, own)
     along, held = _split(state, "initial_state")
-    solved, along = run(FORGETTING, solving, sizes, settings[:1], True, initial_state=along, **call)
+    solved, along = dispatch.run(FORGETTING, solving, sizes, settings[:1], True, initial_state=along, **call)
     reading[0] = solved
-    o, held = run(_SUM, reading, sizes, settings[1:], True, initial_state=held, **call)
+    o, held = dispatch.run(_SUM, reading, sizes, settings[1:], True, initial_state=held, **call)
     o = o.to(out)
     return (o, MesaState(held.S, along.A, along.f, held.t)) if return_state else o
 
@@ -123,8 +124,8 @@ def mesa_step(
         refuse_unknown("option", name, allowed, error=TypeError)
     solving, reading, sizes, settings, out = _prepared("B H", q, k, v, beta, dict(options))
     along, held = _split(state, "state")
-    reading[0], along = run_step(FORGETTING, solving, sizes, settings[:1], along)
-    o, held = run_step(_SUM, reading, sizes, settings[1:], held)
+    reading[0], along = dispatch.run_step(FORGETTING, solving, sizes, settings[:1], along)
+    o, held = dispatch.run_step(_SUM, reading, sizes, settings[1:], held)
     return o.to(out), MesaState(held.S, along.A, along.f, held.t)
 
 
@@ -140,7 +141,7 @@ def _prepared(
     inputs, sizes = check_gated(
         {"q": (q, wide), "k": (k, wide), "v": (v, f"{where} Dv"), "beta": (beta, where)}, {"decay": (decay, where)}
     )
-    along = settings_of(
+    along = dispatch.settings_of(
         DirectionSettings,
         {
             "lambda0": chosen["lambda0"],
@@ -151,7 +152,7 @@ def _prepared(
             "refresh_every": None,
         },
     )
-    held = settings_of(
+    held = dispatch.settings_of(
         MemorySettings,
         {
             "feature_map": "identity",

@@ -8,24 +8,12 @@ import torch
 from torch import Tensor
 
 from varla.arguments import refuse_unknown
+from varla.ops import dispatch
 from varla.ops.checks import check_gated, check_inputs, check_untracked
 from varla.ops.directions import FADING
 from varla.ops.directions.reference import directions_reference, forgetting_reference
 from varla.ops.directions.settings import DirectionOptions, DirectionSettings
-from varla.ops.dispatch import (
-    CALL,
-    CallOptions,
-    Held,
-    Mechanism,
-    Result,
-    accepts,
-    defaults_of,
-    refuse_kernels,
-    run,
-    run_step,
-    settings_of,
-    split,
-)
+from varla.ops.dispatch import CallOptions, Held, Mechanism, Result
 from varla.ops.fused.chunk import vla_chunk, vla_forgetting_chunk
 from varla.ops.memory import kernel_form, memory_chunk
 from varla.ops.memory.reference import memory_reference
@@ -69,9 +57,9 @@ class VLASettings(DirectionSettings):
 
 
 # The scalars of `directions` and of `memory`. torch.compile cannot read the fields of a dataclass.
-SCALARS = defaults_of(VLASettings)
+SCALARS = dispatch.defaults_of(VLASettings)
 _ALONG, _HELD = (
-    [name for name in defaults_of(kind) if name in SCALARS] for kind in (DirectionSettings, MemorySettings)
+    [name for name in dispatch.defaults_of(kind) if name in SCALARS] for kind in (DirectionSettings, MemorySettings)
 )
 
 
@@ -147,7 +135,7 @@ def vla(
     forget: Tensor,
     **options: Unpack[ForgettingCall],
 ) -> tuple[Tensor, ForgettingState]: ...
-@accepts(GATES, CALL, SCALARS)
+@dispatch.accepts(GATES, dispatch.CALL, SCALARS)
 def vla(
     q: Tensor,
     k: Tensor,
@@ -223,9 +211,9 @@ def vla(
         o [B, T, H, Dv] in the inputs' dtype, or (o, VLAState) with `return_state`. With `forget`, the state is a
         ForgettingState.
     """
-    call, own = split(options, KEYWORDS)
+    call, own = dispatch.split(options, KEYWORDS)
     gates = {name: own.pop(name, None) for name in GATES}
-    settings = settings_of(VLASettings, own)
+    settings = dispatch.settings_of(VLASettings, own)
     gated = forget is not None or any(x is not None for x in gates.values())
     if gated:
         inputs, sizes = _gated("B T H", q, k, v, u, {**gates, "forget": forget}, settings)
@@ -237,10 +225,10 @@ def vla(
     if forget is not None:
         if settings.forget_at == "beat":
             fading = _FADING[call["initial_state"] is None]
-            return run(fading, inputs, sizes, settings.halves, return_state, **call)
-        refuse_kernels(call["backend"], "chunk")
-        return run(_FORGETTING, inputs, sizes, settings.halves, return_state, **call)
-    return run(_VLA, inputs[:-1], sizes, settings.halves, return_state, **call)
+            return dispatch.run(fading, inputs, sizes, settings.halves, return_state, **call)
+        dispatch.refuse_kernels(call["backend"], "chunk")
+        return dispatch.run(_FORGETTING, inputs, sizes, settings.halves, return_state, **call)
+    return dispatch.run(_VLA, inputs[:-1], sizes, settings.halves, return_state, **call)
 
 
 @overload
@@ -269,7 +257,7 @@ def vla_step(
     forget: Tensor,
     **options: Unpack[VLAStep],
 ) -> tuple[Tensor, ForgettingState]: ...
-@accepts(GATES, SCALARS)
+@dispatch.accepts(GATES, SCALARS)
 def vla_step(
     q: Tensor,
     k: Tensor,
@@ -297,7 +285,7 @@ def vla_step(
         refuse_unknown("option", name, ["inplace", "backend", *GATES, "forget", *SCALARS], error=TypeError)
     own: dict[str, Any] = dict(options)
     gates = {name: own.pop(name, None) for name in GATES}
-    settings = settings_of(VLASettings, own)
+    settings = dispatch.settings_of(VLASettings, own)
     gated = forget is not None or any(x is not None for x in gates.values())
     gates["forget"] = forget
     if gated:
@@ -310,11 +298,11 @@ def vla_step(
         check_untracked("an update in place keeps nothing for a backward", named)
     mechanism: Mechanism[Any] = _VLA
     if forget is not None:
-        refuse_kernels(backend, "reference")  # forgetting has no decode kernel
+        dispatch.refuse_kernels(backend, "reference")  # forgetting has no decode kernel
         mechanism = _FORGETTING
     else:
         inputs = inputs[:-1]
-    stepped: tuple[Tensor, Any] = run_step(
+    stepped: tuple[Tensor, Any] = dispatch.run_step(
         mechanism, inputs, sizes, settings.halves, state, backend=backend, inplace=inplace
     )
     return stepped

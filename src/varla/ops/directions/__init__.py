@@ -15,25 +15,14 @@ from typing import Any, Literal, Unpack, overload
 import torch
 from torch import Tensor
 
+from varla.ops import dispatch
 from varla.ops.checks import check_gated
 from varla.ops.directions.chunk import DirectionCell, DirectionOperator
 from varla.ops.directions.fading import fading
 from varla.ops.directions.forgetting import forgetting_chunk
 from varla.ops.directions.reference import directions_reference, forgetting_reference
 from varla.ops.directions.settings import DirectionOptions, DirectionSettings
-from varla.ops.dispatch import (
-    CALL,
-    CallOptions,
-    Held,
-    Mechanism,
-    Result,
-    accepts,
-    defaults_of,
-    refuse_kernels,
-    run,
-    settings_of,
-    split,
-)
+from varla.ops.dispatch import CallOptions, Held, Mechanism, Result
 from varla.ops.state import DirectionState, ForgettingDirectionState
 
 
@@ -55,7 +44,7 @@ class ForgettingCall(DirectionKeywords, total=False):
     initial_state: ForgettingDirectionState | None
 
 
-SCALARS = defaults_of(DirectionSettings)
+SCALARS = dispatch.defaults_of(DirectionSettings)
 
 
 @overload
@@ -79,7 +68,7 @@ def directions(
 def directions(
     k: Tensor, u: Tensor, *, return_state: Literal[True], forget: Tensor, **options: Unpack[ForgettingCall]
 ) -> tuple[Tensor, ForgettingDirectionState]: ...
-@accepts({"strength": None}, CALL, SCALARS)
+@dispatch.accepts({"strength": None}, dispatch.CALL, SCALARS)
 def directions(
     k: Tensor, u: Tensor, *, return_state: bool = False, forget: Tensor | None = None, **options: Any
 ) -> Tensor | tuple[Tensor, DirectionState] | tuple[Tensor, ForgettingDirectionState]:
@@ -100,9 +89,9 @@ def directions(
         a [B, T, H, D] in the inputs' dtype, or (a, DirectionState) with `return_state`. With `forget`, the state is a
         ForgettingDirectionState.
     """
-    call, own = split(options, {"strength": None, "forget": None, **SCALARS})
+    call, own = dispatch.split(options, {"strength": None, "forget": None, **SCALARS})
     strength = own.pop("strength", None)
-    settings = settings_of(DirectionSettings, own)
+    settings = dispatch.settings_of(DirectionSettings, own)
     inputs, sizes = check_gated(
         {"k": (k, "B T H D"), "u": (u, "B T H D")}, {"strength": (strength, "B T H"), "forget": (forget, "B T H")}
     )
@@ -110,10 +99,12 @@ def directions(
     if forget is not None:
         settings.check_forget(inputs[3])
         if settings.forget_at == "beat":
-            return run(_FADING[call["initial_state"] is None], inputs, sizes, (settings,), return_state, **call)
-        refuse_kernels(call["backend"], "chunk")
-        return run(FORGETTING, inputs, sizes, (settings,), return_state, **call)
-    return run(_DIRECTIONS, inputs[:3], sizes, (settings,), return_state, **call)
+            return dispatch.run(
+                _FADING[call["initial_state"] is None], inputs, sizes, (settings,), return_state, **call
+            )
+        dispatch.refuse_kernels(call["backend"], "chunk")
+        return dispatch.run(FORGETTING, inputs, sizes, (settings,), return_state, **call)
+    return dispatch.run(_DIRECTIONS, inputs[:3], sizes, (settings,), return_state, **call)
 
 
 def _forgetting_reference(inputs: Sequence[Any], held: Held, t: Tensor, settings: DirectionSettings) -> Result:

@@ -11,20 +11,10 @@ from typing import Any, Literal, Unpack, overload
 
 from torch import Tensor
 
+from varla.ops import dispatch
 from varla.ops.checks import check_gated
 from varla.ops.chunk.op import ChunkOperator
-from varla.ops.dispatch import (
-    CALL,
-    CallOptions,
-    Held,
-    Mechanism,
-    Result,
-    accepts,
-    defaults_of,
-    run,
-    settings_of,
-    split,
-)
+from varla.ops.dispatch import CallOptions, Held, Mechanism, Result
 from varla.ops.memory.chunk import MemoryCell
 from varla.ops.memory.reference import memory_reference
 from varla.ops.memory.settings import MemoryOptions, MemorySettings
@@ -39,7 +29,7 @@ class Call(MemoryOptions, CallOptions, total=False):
     initial_state: MemoryState | None
 
 
-SCALARS = defaults_of(MemorySettings)
+SCALARS = dispatch.defaults_of(MemorySettings)
 Optional = Tensor | None
 
 
@@ -57,7 +47,7 @@ def memory(
 def memory(
     q: Tensor, k: Tensor, v: Tensor, a: Optional = None, *, return_state: Literal[True], **options: Unpack[Call]
 ) -> tuple[Tensor, MemoryState]: ...
-@accepts({"beta": None, "decay": None}, CALL, SCALARS)
+@dispatch.accepts({"beta": None, "decay": None}, dispatch.CALL, SCALARS)
 def memory(
     q: Tensor, k: Tensor, v: Tensor, a: Optional = None, *, return_state: bool = False, **options: Unpack[Call]
 ) -> Tensor | tuple[Tensor, MemoryState]:
@@ -78,14 +68,16 @@ def memory(
     Returns:
         o [B, T, H, Dv] in the inputs' dtype, or (o, MemoryState) with `return_state`.
     """
-    call, own = split(options, {"beta": None, "decay": None, **SCALARS})
+    call, own = dispatch.split(options, {"beta": None, "decay": None, **SCALARS})
     beta, decay = own.pop("beta", None), own.pop("decay", None)
-    settings = settings_of(MemorySettings, own)
+    settings = dispatch.settings_of(MemorySettings, own)
     inputs, sizes = check_gated(
         {"q": (q, "B T H D"), "k": (k, "B T H D"), "v": (v, "B T H Dv")},
         {"a": (a, "B T H D"), "beta": (beta, "B T H"), "decay": (decay, "B T H")},
     )
-    return run(_MEMORY if settings.decay_first else _DECAY_LAST, inputs, sizes, (settings,), return_state, **call)
+    return dispatch.run(
+        _MEMORY if settings.decay_first else _DECAY_LAST, inputs, sizes, (settings,), return_state, **call
+    )
 
 
 def reference_form(inputs: Sequence[Any], held: Held, t: Tensor, settings: MemorySettings) -> Result:
