@@ -32,9 +32,16 @@ class ChunkOperator(StateOperator):
         keep: bool,
     ) -> tuple[Tensor, list[Any]]:
         """(outputs, final state). With `keep`, the operator also keeps what its backward needs."""
-        o, *final = self.forward(*inputs, *state, t, cu_seqlens, *settings, chunk_size, keep)
+        tokens = self.tokens_in_chunk(chunk_size, inputs, state, settings)
+        o, *final = self.forward(*inputs, *state, t, cu_seqlens, *settings, tokens, keep)
         rest = iter(final)
         return o, [None if x is None else next(rest) for x in state]
+
+    def tokens_in_chunk(
+        self, chunk_size: int, inputs: Sequence[Any], state: Sequence[Any], settings: Sequence[Any]
+    ) -> int:
+        """Tokens in a chunk: as many as the caller wants, unless the operator has a bound of its own."""
+        return chunk_size
 
     def run(self, *arguments: Any) -> list[Tensor]:
         """See StateOperator."""

@@ -29,20 +29,12 @@ from varla.ops.features import Features, unit, unit_backward
 class DirectionOperator(ChunkOperator):
     """A ChunkOperator whose chunks are short enough to keep the digits of A. The first of its settings are ours."""
 
-    def __call__(
-        self,
-        inputs: Sequence[Any],
-        state: Sequence[Any],
-        t: Tensor,
-        cu_seqlens: Tensor | None,
-        settings: Sequence[Any],
-        chunk_size: int,
-        keep: bool,
-    ) -> tuple[Tensor, list[Any]]:
+    def tokens_in_chunk(
+        self, chunk_size: int, inputs: Sequence[Any], state: Sequence[Any], settings: Sequence[Any]
+    ) -> int:
         """See ChunkOperator."""
         A, strength = state[self.state.index("A")], inputs[self.inputs.index("strength?")]
-        longest = settings[0].longest_chunk(A.shape[-1], A.dtype, strength)
-        return super().__call__(inputs, state, t, cu_seqlens, settings, min(chunk_size, longest), keep)
+        return min(chunk_size, settings[0].longest_chunk(A.shape[-1], A.dtype, strength))
 
 
 class DirectionCell:
@@ -50,7 +42,7 @@ class DirectionCell:
 
     output_like = 0
     may_be_minus_infinity: Sequence[int] = ()
-    beat = None
+    beat: int | None = None
 
     def __init__(self, settings: DirectionSettings):
         """Remember the scalars."""
@@ -59,8 +51,7 @@ class DirectionCell:
     def forward(self, inputs: Inputs, state: Tensors, context: Context) -> tuple[Tensor, Tensors, Tensors]:
         """See Cell."""
         k, u, strength = inputs
-        K = Features(k, self.settings.feature_map, self.settings.normalize_key, context.valid).y
-        a, A0, A = forward(K, u, strength, state[0], self.settings, context.refresh)
+        a, A0, A = forward(self.keys(k, context).y, u, strength, state[0], self.settings, context.refresh)
         return a, (A0,), (A,)
 
     def backward(
@@ -68,9 +59,13 @@ class DirectionCell:
     ) -> tuple[Inputs, Tensors]:
         """See Cell."""
         k, u, strength = inputs
-        keys = Features(k, self.settings.feature_map, self.settings.normalize_key, context.valid)
+        keys = self.keys(k, context)
         found = Recomputed(keys.y, u, strength, starts[0], self.settings, context.refresh).backward(do, dstate[0])
         return (keys.backward(found.dK), found.du, found.dstrength), (found.dA,)
+
+    def keys(self, k: Tensor, context: Context) -> Features:
+        """The keys that A is applied to, from raw k."""
+        return Features(k, self.settings.feature_map, self.settings.normalize_key, context.valid)
 
 
 def forward(

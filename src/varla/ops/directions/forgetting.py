@@ -27,52 +27,41 @@ from torch import Tensor
 from varla.ops.algebra import add_to_inverse, by_chunk, dot, eye_like, solve_lower, symmetric
 from varla.ops.checks import readable
 from varla.ops.chunk.driver import Context, Inputs, Tensors
-from varla.ops.directions.chunk import Adjoint, DirectionOperator, Penalty, apply_A, factor
+from varla.ops.directions.chunk import Adjoint, DirectionCell, DirectionOperator, Penalty, apply_A, factor
 from varla.ops.directions.gain import Gain
 from varla.ops.directions.settings import DirectionSettings
-from varla.ops.features import Features
 
 
 class ForgettingOperator(DirectionOperator):
     """A DirectionOperator whose chunks are not longer than the beat."""
 
-    def __call__(
-        self,
-        inputs: Sequence[Any],
-        state: Sequence[Any],
-        t: Tensor,
-        cu_seqlens: Tensor | None,
-        settings: Sequence[Any],
-        chunk_size: int,
-        keep: bool,
-    ) -> tuple[Tensor, list[Any]]:
+    def tokens_in_chunk(
+        self, chunk_size: int, inputs: Sequence[Any], state: Sequence[Any], settings: Sequence[Any]
+    ) -> int:
         """See ChunkOperator."""
-        return super().__call__(inputs, state, t, cu_seqlens, settings, min(chunk_size, settings[0].beat), keep)
+        return min(super().tokens_in_chunk(chunk_size, inputs, state, settings), settings[0].beat)
 
 
-class ForgettingCell:
+class ForgettingCell(DirectionCell):
     """`directions` with forgetting alone: inputs k, u, strength, forget; state A, f. See chunk.driver.Cell."""
 
-    output_like = 0
-    may_be_minus_infinity: Sequence[int] = ()
-    refresh_beat = None
-
     def __init__(self, settings: DirectionSettings):
-        """Remember the scalars."""
-        self.settings, self.beat = settings, settings.beat
+        """Remember the scalars. There is no refresh: `check_forget` refuses it."""
+        super().__init__(settings)
+        self.beat = settings.beat
 
     def forward(self, inputs: Inputs, state: Tensors, context: Context) -> tuple[Tensor, Tensors, Tensors]:
         """See Cell."""
         k, u, strength, forget = inputs
-        K = Features(k, self.settings.feature_map, self.settings.normalize_key, context.valid).y
-        return forward(Tokens(K, u, strength, forget, due_of(context)), state, self.settings)
+        tokens = Tokens(self.keys(k, context).y, u, strength, forget, due_of(context))
+        return forward(tokens, state, self.settings)
 
     def backward(
         self, inputs: Inputs, starts: Tensors, context: Context, do: Tensor, dstate: Tensors
     ) -> tuple[Inputs, Tensors]:
         """See Cell."""
         k, u, strength, forget = inputs
-        keys = Features(k, self.settings.feature_map, self.settings.normalize_key, context.valid)
+        keys = self.keys(k, context)
         tokens = Tokens(keys.y, u, strength, forget, due_of(context))
         g, dstate = Recomputed(tokens, starts, self.settings).backward(do, dstate)
         return (keys.backward(g.dK), g.du, g.dstrength, g.dforget), dstate

@@ -19,7 +19,7 @@ class VLACell:
     """Inputs q, k, v, u, beta, decay, strength; state S, A, z. See chunk.driver.Cell."""
 
     output_like = 2
-    beat = None
+    beat: int | None = None
 
     def __init__(self, along: DirectionSettings, settings: MemorySettings):
         """Remember the scalars."""
@@ -50,16 +50,13 @@ class VLACell:
         return (g.dq, dk, g.dv, d.du, g.dbeta, g.ddecay, d.dstrength), (dS, d.dA, dz)
 
 
-class ForgettingVLACell:
+class ForgettingVLACell(VLACell):
     """Inputs q, k, v, u, beta, decay, strength, forget; state S, A, z, f. See chunk.driver.Cell."""
 
-    output_like = 2
-    refresh_beat = None
-
     def __init__(self, along: DirectionSettings, settings: MemorySettings):
-        """Remember the scalars."""
-        self.along, self.settings, self.beat = along, settings, along.beat
-        self.may_be_minus_infinity: Sequence[int] = (1, 5) if settings.feature_map == "elu1" else (5,)
+        """Remember the scalars. There is no refresh: `check_forget` refuses it."""
+        super().__init__(along, settings)
+        self.beat = along.beat
 
     def forward(self, inputs: Inputs, state: Tensors, context: Context) -> tuple[Tensor, Tensors, Tensors]:
         """See Cell."""
