@@ -1,7 +1,6 @@
 """Softmax attention through PyTorch's scaled_dot_product_attention, with a key-value cache as its state."""
 
 import math
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -16,7 +15,6 @@ from varla.ops.packing import pad_packed, unpad_packed
 from varla.ops.rotary import angles, rotate
 
 
-@dataclass(eq=False)
 class KVState(State):
     """The cache: k [B, L, H, D], v [B, L, H, Dv], the position of each entry [B, L], tokens seen t [B].
 

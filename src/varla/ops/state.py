@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import safetensors
 import safetensors.torch
@@ -61,22 +61,23 @@ class Container(ABC):
         return "\n".join([f"{type(self).__name__} of {self.nbytes:,} bytes", *lines])
 
 
-@dataclass(eq=False, repr=False)
+@dataclass_transform(eq_default=False)
 class State(Container):
     """Base class of the states. `LAYOUT` maps the name of each tensor to its dimensions.
 
-    A subclass declares its tensors as fields. LAYOUT follows from DIMENSIONS unless the subclass defines its own.
+    A subclass declares its tensors as fields, and is made a dataclass. LAYOUT follows from DIMENSIONS unless the
+    subclass defines its own.
     """
 
     LAYOUT: ClassVar[dict[str, str]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Set the layout, and register the class as a pytree node so that torch's tree functions find its tensors."""
+        """Make it a dataclass with a layout, and a pytree node: torch's tree functions then find its tensors."""
         super().__init_subclass__(**kwargs)
+        dataclass(eq=False, repr=False)(cls)
         if "LAYOUT" not in vars(cls):
             own = vars(cls).get("__annotations__", {})
             cls.LAYOUT = {name: DIMENSIONS[name] for name in own} or cls.LAYOUT
-        cls.__repr__ = State.__repr__  # type: ignore[method-assign]  # the one of `dataclass` prints all values
         pytree.register_pytree_node(
             cls,
             lambda state: (list(state.tensors().values()), None),
@@ -156,7 +157,6 @@ class State(Container):
         return cls.of(tensors[name] for name in cls.LAYOUT).to(device)
 
 
-@dataclass(eq=False)
 class VLAState(State):
     """State of `varla.vla`.
 
@@ -171,7 +171,6 @@ class VLAState(State):
     t: Tensor
 
 
-@dataclass(eq=False)
 class ForgettingState(State):
     """State of `varla.vla` with `forget`: S, A, z and t as in VLAState, and f.
 
@@ -186,7 +185,6 @@ class ForgettingState(State):
     t: Tensor
 
 
-@dataclass(eq=False)
 class DeltaRuleState(State):
     """State of `varla.delta_rule`: S [B, H, Dv, D] and t [B], as in VLAState."""
 
@@ -194,7 +192,6 @@ class DeltaRuleState(State):
     t: Tensor
 
 
-@dataclass(eq=False)
 class MemoryState(State):
     """State of `varla.memory`: S [B, H, Dv, D], z [B, H, D] and t [B], as in VLAState."""
 
@@ -207,7 +204,6 @@ class LinearAttentionState(MemoryState):
     """State of `varla.linear_attention`, with the tensors of MemoryState."""
 
 
-@dataclass(eq=False)
 class DirectionState(State):
     """State of `varla.directions`: A [B, H, D, D] and t [B], as in VLAState."""
 
@@ -215,7 +211,6 @@ class DirectionState(State):
     t: Tensor
 
 
-@dataclass(eq=False)
 class ForgettingDirectionState(State):
     """State of `varla.directions` with `forget`: A [B, H, D, D], f [B, H] and t [B], as in ForgettingState."""
 
@@ -224,7 +219,6 @@ class ForgettingDirectionState(State):
     t: Tensor
 
 
-@dataclass(eq=False)
 class MesaState(State):
     """State of `varla.mesa`: S [B, H, Dv, D], the sum of values times keys, and A, f and t as in ForgettingState."""
 
