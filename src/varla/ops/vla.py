@@ -83,8 +83,23 @@ class ForgettingCall(VLAOptions, Gates, CallOptions, total=False):
     initial_state: ForgettingState | None
 
 
-class VLAStep(VLAOptions, Gates, total=False):
+class StepOptions(VLAOptions, Gates, total=False):
+    """The keywords of `varla.vla_step` without `forget`, for type checkers."""
+
+    inplace: bool
+    backend: str
+
+
+class VLAStep(StepOptions, total=False):
     """The keywords of `varla.vla_step`, for type checkers."""
+
+    forget: None
+
+
+class ForgettingStep(StepOptions):
+    """The keywords of `varla.vla_step` with `forget`, for type checkers."""
+
+    forget: Tensor
 
 
 GATES: dict[str, Tensor | None] = {"beta": None, "decay": None, "strength": None}
@@ -233,29 +248,11 @@ def vla(
 
 @overload
 def vla_step(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    u: Tensor,
-    state: VLAState | None = None,
-    *,
-    inplace: bool = False,
-    backend: str = "auto",
-    forget: None = None,
-    **options: Unpack[VLAStep],
+    q: Tensor, k: Tensor, v: Tensor, u: Tensor, state: VLAState | None = None, **options: Unpack[VLAStep]
 ) -> tuple[Tensor, VLAState]: ...
 @overload
 def vla_step(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    u: Tensor,
-    state: ForgettingState | None = None,
-    *,
-    inplace: bool = False,
-    backend: str = "auto",
-    forget: Tensor,
-    **options: Unpack[VLAStep],
+    q: Tensor, k: Tensor, v: Tensor, u: Tensor, state: ForgettingState | None = None, **options: Unpack[ForgettingStep]
 ) -> tuple[Tensor, ForgettingState]: ...
 @dispatch.accepts(GATES, SCALARS)
 def vla_step(
@@ -268,7 +265,7 @@ def vla_step(
     inplace: bool = False,
     backend: str = "auto",
     forget: Tensor | None = None,
-    **options: Unpack[VLAStep],
+    **options: Any,
 ) -> tuple[Tensor, VLAState] | tuple[Tensor, ForgettingState]:
     """One token of `vla`, in constant memory. The options are those of `vla`. With `forget`, the loop computes it.
 
