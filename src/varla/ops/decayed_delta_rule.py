@@ -25,11 +25,10 @@ CHANNEL_LOOP_TOKENS, CHANNEL_CHUNK = 128, 16
 KERNEL_TOKENS = 2048
 
 
-class Call(CallOptions, total=False):
+class Call(CallOptions[DeltaRuleState], total=False):
     """The keywords of `varla.decayed_delta_rule`, for type checkers."""
 
     normalize_key: bool
-    initial_state: DeltaRuleState | None
 
 
 SCALARS = {"normalize_key": True}

@@ -17,7 +17,7 @@ from varla.ops.memory.settings import MemorySettings
 from varla.ops.state import DeltaRuleState
 
 
-class Call(CallOptions, total=False):
+class Call(CallOptions[DeltaRuleState], total=False):
     """The keywords of `varla.delta_rule`, for type checkers."""
 
     decay: Tensor | None
@@ -25,7 +25,6 @@ class Call(CallOptions, total=False):
     normalize_query: bool
     normalize_key: bool
     scale: float | None
-    initial_state: DeltaRuleState | None
 
 
 SCALARS = {"feature_map": "identity", "normalize_query": True, "normalize_key": True, "scale": None}

@@ -25,9 +25,10 @@ Settings = TypeVar("Settings")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class CallOptions(TypedDict, total=False):
-    """Keywords of every operator, beside its scalars and `initial_state`, for type checkers."""
+class CallOptions(TypedDict, Generic[StateT], total=False):
+    """Keywords of every operator, beside its scalars, for type checkers."""
 
+    initial_state: StateT | None
     cu_seqlens: Tensor | None
     backend: str
     chunk_size: int | None

@@ -16,13 +16,12 @@ from varla.ops.memory.settings import MemorySettings
 from varla.ops.state import LinearAttentionState
 
 
-class LinearAttentionCall(CallOptions, total=False):
+class LinearAttentionCall(CallOptions[LinearAttentionState], total=False):
     """The keywords of `varla.linear_attention`, for type checkers."""
 
     eps: float
     feature_map: str
     normalizer: bool
-    initial_state: LinearAttentionState | None
 
 
 SCALARS = {"eps": 1e-4, "feature_map": "elu1", "normalizer": True}

@@ -35,11 +35,10 @@ class MesaOptions(TypedDict, total=False):
     scale: float | None
 
 
-class Call(MesaOptions, CallOptions, total=False):
+class Call(MesaOptions, CallOptions[MesaState], total=False):
     """The keywords of `varla.mesa`, for type checkers."""
 
     decay: Tensor | None
-    initial_state: MesaState | None
 
 
 class Step(MesaOptions, total=False):

@@ -71,16 +71,16 @@ class Gates(TypedDict, total=False):
     strength: Tensor | None
 
 
-class VLACall(VLAOptions, Gates, CallOptions, total=False):
+class Call(VLAOptions, Gates, CallOptions[VLAState], total=False):
     """The keywords of `varla.vla`, for type checkers."""
 
-    initial_state: VLAState | None
+    forget: None
 
 
-class ForgettingCall(VLAOptions, Gates, CallOptions, total=False):
+class Forgetting(VLAOptions, Gates, CallOptions[ForgettingState]):
     """The keywords of `varla.vla` with `forget`, for type checkers."""
 
-    initial_state: ForgettingState | None
+    forget: Tensor
 
 
 class StepOptions(VLAOptions, Gates, total=False):
@@ -90,7 +90,7 @@ class StepOptions(VLAOptions, Gates, total=False):
     backend: str
 
 
-class VLAStep(StepOptions, total=False):
+class Step(StepOptions, total=False):
     """The keywords of `varla.vla_step`, for type checkers."""
 
     forget: None
@@ -108,47 +108,19 @@ KEYWORDS = {**GATES, "forget": None, **SCALARS}
 
 @overload
 def vla(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    u: Tensor,
-    *,
-    return_state: Literal[False] = False,
-    forget: None = None,
-    **options: Unpack[VLACall],
+    q: Tensor, k: Tensor, v: Tensor, u: Tensor, *, return_state: Literal[False] = False, **options: Unpack[Call]
 ) -> Tensor: ...
 @overload
 def vla(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    u: Tensor,
-    *,
-    return_state: Literal[True],
-    forget: None = None,
-    **options: Unpack[VLACall],
+    q: Tensor, k: Tensor, v: Tensor, u: Tensor, *, return_state: Literal[False] = False, **options: Unpack[Forgetting]
+) -> Tensor: ...
+@overload
+def vla(
+    q: Tensor, k: Tensor, v: Tensor, u: Tensor, *, return_state: Literal[True], **options: Unpack[Call]
 ) -> tuple[Tensor, VLAState]: ...
 @overload
 def vla(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    u: Tensor,
-    *,
-    return_state: Literal[False] = False,
-    forget: Tensor,
-    **options: Unpack[ForgettingCall],
-) -> Tensor: ...
-@overload
-def vla(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    u: Tensor,
-    *,
-    return_state: Literal[True],
-    forget: Tensor,
-    **options: Unpack[ForgettingCall],
+    q: Tensor, k: Tensor, v: Tensor, u: Tensor, *, return_state: Literal[True], **options: Unpack[Forgetting]
 ) -> tuple[Tensor, ForgettingState]: ...
 @dispatch.accepts(GATES, dispatch.CALL, SCALARS)
 def vla(
@@ -248,7 +220,7 @@ def vla(
 
 @overload
 def vla_step(
-    q: Tensor, k: Tensor, v: Tensor, u: Tensor, state: VLAState | None = None, **options: Unpack[VLAStep]
+    q: Tensor, k: Tensor, v: Tensor, u: Tensor, state: VLAState | None = None, **options: Unpack[Step]
 ) -> tuple[Tensor, VLAState]: ...
 @overload
 def vla_step(

@@ -10,7 +10,7 @@ forget_at="beat", lambda - lambda0 I is multiplied there by the product of c sin
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -26,47 +26,40 @@ from varla.ops.dispatch import CallOptions, Held, Mechanism, Result
 from varla.ops.state import DirectionState, ForgettingDirectionState
 
 
-class DirectionKeywords(DirectionOptions, CallOptions, total=False):
-    """The keywords of `varla.directions` without `initial_state`, for type checkers."""
+class Strength(TypedDict, total=False):
+    """The gate of `varla.directions` beside `forget`, for type checkers."""
 
     strength: Tensor | None
 
 
-class DirectionCall(DirectionKeywords, total=False):
+class Call(DirectionOptions, Strength, CallOptions[DirectionState], total=False):
     """The keywords of `varla.directions`, for type checkers."""
 
-    initial_state: DirectionState | None
+    forget: None
 
 
-class ForgettingCall(DirectionKeywords, total=False):
+class Forgetting(DirectionOptions, Strength, CallOptions[ForgettingDirectionState]):
     """The keywords of `varla.directions` with `forget`, for type checkers."""
 
-    initial_state: ForgettingDirectionState | None
+    forget: Tensor
 
 
 SCALARS = dispatch.defaults_of(DirectionSettings)
 
 
 @overload
+def directions(k: Tensor, u: Tensor, *, return_state: Literal[False] = False, **options: Unpack[Call]) -> Tensor: ...
+@overload
 def directions(
-    k: Tensor,
-    u: Tensor,
-    *,
-    return_state: Literal[False] = False,
-    forget: None = None,
-    **options: Unpack[DirectionCall],
+    k: Tensor, u: Tensor, *, return_state: Literal[False] = False, **options: Unpack[Forgetting]
 ) -> Tensor: ...
 @overload
 def directions(
-    k: Tensor, u: Tensor, *, return_state: Literal[True], forget: None = None, **options: Unpack[DirectionCall]
+    k: Tensor, u: Tensor, *, return_state: Literal[True], **options: Unpack[Call]
 ) -> tuple[Tensor, DirectionState]: ...
 @overload
 def directions(
-    k: Tensor, u: Tensor, *, return_state: Literal[False] = False, forget: Tensor, **options: Unpack[ForgettingCall]
-) -> Tensor: ...
-@overload
-def directions(
-    k: Tensor, u: Tensor, *, return_state: Literal[True], forget: Tensor, **options: Unpack[ForgettingCall]
+    k: Tensor, u: Tensor, *, return_state: Literal[True], **options: Unpack[Forgetting]
 ) -> tuple[Tensor, ForgettingDirectionState]: ...
 @dispatch.accepts({"strength": None}, dispatch.CALL, SCALARS)
 def directions(

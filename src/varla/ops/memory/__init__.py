@@ -21,12 +21,11 @@ from varla.ops.memory.settings import MemoryOptions, MemorySettings
 from varla.ops.state import MemoryState
 
 
-class Call(MemoryOptions, CallOptions, total=False):
+class Call(MemoryOptions, CallOptions[MemoryState], total=False):
     """The keywords of `varla.memory`, for type checkers."""
 
     beta: Tensor | None
     decay: Tensor | None
-    initial_state: MemoryState | None
 
 
 SCALARS = dispatch.defaults_of(MemorySettings)
