@@ -14,7 +14,8 @@ from varla.ops.backends import cannot_launch
 from varla.ops.checks import check_inputs, check_untracked
 from varla.ops.fused.triton.decode import constants, denominator, write_direction
 from varla.ops.state import VLAState, check_state
-from varla.ops.triton.tiles import features, loaded, matrix, normalized, rows, store_matrix, store_rows, unit
+from varla.ops.triton.algebra import features, normalized, unit
+from varla.ops.triton.tiles import loaded, matrix, rows, store_matrix, store_rows
 from varla.ops.vla import VLASettings
 
 

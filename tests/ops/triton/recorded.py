@@ -1,8 +1,9 @@
 """What compiled kernels take, recorded in recorded.json: compiling all of them keeps a processor busy for ten minutes.
 
-A compiler is a function. Its arguments here are Triton's IR of the kernel (without line numbers), the options, the GPU
-and Triton's version, and the key of a record is a digest of them all. If one of them changes, there is no record, and
-the kernel is compiled. To record what the present kernels take, without the entries of older ones:
+A compiler is a function. Its arguments here are Triton's IR of the kernel, the options, the GPU and Triton's version,
+and the key of a record is a digest of them all. The IR is taken without line numbers, and without the modules of the
+functions in it. If one of them changes, there is no record, and the kernel is compiled. To record what the present
+kernels take, without the entries of older ones:
 
     rm tests/ops/triton/recorded.json
     VARLA_RECORD_KERNELS=1 python -m pytest tests/ops/triton -k compil
@@ -12,6 +13,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,7 +47,8 @@ def key(source: ASTSource, target: GPUTarget, options: dict[str, Any]) -> str:
     backend.load_dialects(context)
     functions = backend.get_codegen_implementation(parsed)
     module = source.make_ir(target, parsed, functions, backend.get_module_map(), context)
-    parts = (triton.__version__, str(target), parsed.hash(), module.str_nodebug())
+    text = re.sub(r"\bvarla(\.[a-z_]+)+\.", "", module.str_nodebug())
+    parts = (triton.__version__, str(target), parsed.hash(), text)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 

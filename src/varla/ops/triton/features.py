@@ -13,19 +13,9 @@ from torch import Tensor
 
 from varla.ops import features
 from varla.ops.custom_op import empty, kernel_operator, present
+from varla.ops.triton.algebra import feature_backward, featured, normalized, sigmoid, unit_backward
 from varla.ops.triton.plan import parts
-from varla.ops.triton.tiles import (
-    column,
-    feature_backward,
-    featured,
-    loaded,
-    normalized,
-    rows,
-    sigmoid,
-    store_column,
-    store_rows,
-    unit_backward,
-)
+from varla.ops.triton.tiles import column, loaded, rows, store_column, store_rows
 
 ELEMENTS, WARPS = 1024, 4  # of a program: with eight elements a thread, several programs share a multiprocessor
 

@@ -72,7 +72,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Precision:
-    """Dtype of the buffers between kernels, and what operands of products are rounded to (tiles.dot)."""
+    """Dtype of the buffers between kernels, and what operands of products are rounded to (algebra.dot)."""
 
     buffer: torch.dtype
     dot: str  # products of `memory`

@@ -13,21 +13,8 @@ import triton
 import triton.language as tl
 
 from varla.ops.directions.triton.walk import STEP, lengths, slot, span_of, symmetric
-from varla.ops.triton.tiles import (
-    cholesky_inverse,
-    column,
-    dot,
-    features,
-    matrix,
-    normalized,
-    operand,
-    rows,
-    store_column,
-    store_matrix,
-    store_rows,
-    unit,
-    unit_backward,
-)
+from varla.ops.triton.algebra import cholesky_inverse, dot, features, normalized, operand, unit, unit_backward
+from varla.ops.triton.tiles import column, matrix, rows, store_column, store_matrix, store_rows
 
 
 @triton.jit

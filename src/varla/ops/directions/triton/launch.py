@@ -103,7 +103,7 @@ class DirectionLauncher(Launcher):
         self.launch(
             walk.forward_walk, (len(spans) * s.H,),
             k, *u, start, t, spans, kept.A, final, a, kept.gain, kept.J, plan.span_first,
-            A.new_empty(len(spans) * s.H, 256),  # for tiles.cholesky_inverse
+            A.new_empty(len(spans) * s.H, 256),  # for algebra.cholesky_inverse
             s.H, s.D, *self._scalars, plan.span if self._serial else 0,
             **self._walk, STRENGTH=self._strong, GAIN=self.settings.gain, EXACT=self.precision.exact, WARPS=s.warps,
         )  # fmt: skip

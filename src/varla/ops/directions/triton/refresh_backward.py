@@ -7,18 +7,8 @@ import triton
 import triton.language as tl
 
 from varla.ops.directions.triton.walk import STEP, first_refresh, lengths, refreshed, span_of, symmetric, updated
-from varla.ops.triton.tiles import (
-    dot,
-    features,
-    matrix,
-    normalized,
-    rows,
-    store_column,
-    store_matrix,
-    store_rows,
-    unit,
-    unit_backward,
-)
+from varla.ops.triton.algebra import dot, features, normalized, unit, unit_backward
+from varla.ops.triton.tiles import matrix, rows, store_column, store_matrix, store_rows
 
 
 @triton.jit

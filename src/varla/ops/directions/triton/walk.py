@@ -12,28 +12,15 @@ Tiling: there is one program for each head and *span* of tokens. A [D, D] stays 
 from the first step to the last. All tiles of tokens are transposed, [D, STEP], so that A is always the left operand of
 a product. The tensor cores read that operand from registers, so A is never written to shared memory. 16 tokens are the
 smallest step that the tensor cores allow, and every warp computes the Cholesky factor of a step by itself
-(`tiles.cholesky_inverse`). In the loops, `here` is the first token of a step and `more` the number of tokens from there
-to the end of the span.
+(`algebra.cholesky_inverse`). In the loops, `here` is the first token of a step and `more` the number of tokens from
+there to the end of the span.
 """
 
 import triton
 import triton.language as tl
 
-from varla.ops.triton.tiles import (
-    cholesky_inverse,
-    column,
-    dot,
-    feature_backward,
-    featured,
-    loaded,
-    matrix,
-    normalized,
-    rows,
-    store_matrix,
-    store_rows,
-    unit,
-    unit_backward,
-)
+from varla.ops.triton.algebra import cholesky_inverse, dot, feature_backward, featured, normalized, unit, unit_backward
+from varla.ops.triton.tiles import column, loaded, matrix, rows, store_matrix, store_rows
 
 STEP = tl.constexpr(16)
 TINY = tl.constexpr(1.0842021724855044e-19)  # the root of the smallest float32

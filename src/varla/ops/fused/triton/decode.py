@@ -21,7 +21,8 @@ from varla.ops.custom_op import empty, mutating_operator
 from varla.ops.directions.settings import DirectionSettings
 from varla.ops.directions.triton.walk import TINY
 from varla.ops.memory.settings import MemorySettings
-from varla.ops.triton.tiles import features, loaded, matrix, normalized, rows, store_matrix, store_rows, unit
+from varla.ops.triton.algebra import features, normalized, unit
+from varla.ops.triton.tiles import loaded, matrix, rows, store_matrix, store_rows
 
 ARRIVAL = tl.constexpr(40)  # the lower bits of t that hold the token count; the others count programs (`next_token`)
 

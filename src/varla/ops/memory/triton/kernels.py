@@ -26,22 +26,8 @@ keys.
 import triton
 import triton.language as tl
 
-from varla.ops.triton.tiles import (
-    between,
-    column,
-    decays,
-    dot,
-    features,
-    last_of,
-    lower_inverse,
-    matrix,
-    normalized,
-    operand,
-    rows,
-    store_column,
-    store_matrix,
-    store_rows,
-)
+from varla.ops.triton.algebra import between, decays, dot, features, last_of, lower_inverse, normalized, operand
+from varla.ops.triton.tiles import column, matrix, rows, store_column, store_matrix, store_rows
 
 CHUNK = tl.constexpr(64)
 

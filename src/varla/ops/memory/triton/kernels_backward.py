@@ -14,21 +14,8 @@ import triton
 import triton.language as tl
 
 from varla.ops.memory.triton.kernels import CHUNK, gated, inverse_of, place, strengths, times_column
-from varla.ops.triton.tiles import (
-    between,
-    column,
-    decays,
-    dot,
-    feature_backward,
-    features,
-    last_of,
-    matrix,
-    operand,
-    rows,
-    store_column,
-    store_rows,
-    unit_backward,
-)
+from varla.ops.triton.algebra import between, decays, dot, feature_backward, features, last_of, operand, unit_backward
+from varla.ops.triton.tiles import column, matrix, rows, store_column, store_rows
 
 CLOSED = tl.constexpr(-87.3365447505531)  # the logarithm of the smallest float32: below, a decay has no gradient
 
