@@ -30,7 +30,7 @@ def import_varla():
 
 def test_import_adds_less_than_a_third_of_a_second_to_torch():
     """Of processor time: a busy machine does not count."""
-    assert min(import_varla()["seconds"] for _ in range(3)) < 0.3
+    assert any(import_varla()["seconds"] < 0.3 for _ in range(3))
 
 
 def test_import_loads_no_compiler_and_no_framework():

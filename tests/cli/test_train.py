@@ -176,12 +176,12 @@ def test_divergence_is_3_and_recorded(diverged):
 
 
 def test_ctrl_c_saves_and_resume_gives_the_numbers_of_an_unbroken_run(tiny, tmp_path):
-    settings = ["--set", "train.steps=300", "--set", "train.eval_every=300"]
+    settings = ["--set", "train.steps=100", "--set", "train.eval_every=100"]
     broken, whole = tmp_path / "broken", tmp_path / "whole"
     command = [sys.executable, "-m", "varla.cli", "train", tiny, "--out", broken, "--device", "cpu", *settings]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        assert any("step 1/300" in line for line in iter(process.stdout.readline, ""))
+        assert any("step 1/100" in line for line in iter(process.stdout.readline, ""))
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=60)
     finally:

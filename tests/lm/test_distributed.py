@@ -47,10 +47,10 @@ def one(tmp_path_factory):
     return text, folder / "run", train(settings(text, MECHANISMS), folder / "run")
 
 
-def in_two(program, chosen, folder):
-    """The command in two processes, into folder/two."""
+def in_processes(program, chosen, folder, count=2):
+    """The command in that many processes, into folder/two."""
     (folder / "config.yaml").write_text(yaml.safe_dump(chosen.to_dict()))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *program]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), *program]
     command += ["train-lm", str(folder / "config.yaml"), "--out", str(folder / "two")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -64,7 +64,7 @@ def test_two_processes_give_the_numbers_of_one(one, changes, tmp_path):
     chosen = settings(text, MECHANISMS, "train.per_device_train_batch_size=2", *changes).to_dict()
     if not changes:
         del chosen["train"]["use_cpu"]
-    done = in_two([str(tmp_path / "script.py")] if changes else ["-m", "varla"], from_dict(chosen), tmp_path)
+    done = in_processes([str(tmp_path / "script.py")] if changes else ["-m", "varla"], from_dict(chosen), tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("bits per byte") == 1  # one of them speaks
     assert losses(tmp_path / "two") == pytest.approx(losses(folder), rel=1e-5)
@@ -79,6 +79,6 @@ def test_two_processes_give_the_numbers_of_one(one, changes, tmp_path):
 
 
 def test_sharding_that_would_not_happen_is_refused(one, tmp_path):
-    done = in_two(["-m", "varla"], settings(one[0], *FSDP), tmp_path)
+    done = in_processes(["-m", "varla"], settings(one[0], *FSDP), tmp_path, count=1)
     assert done.returncode != 0
     assert "error: train.fsdp needs GPUs: nothing would be sharded here" in done.stderr

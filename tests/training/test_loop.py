@@ -97,8 +97,10 @@ def saved_step(folder):
 
 
 def test_killed_at_twenty_random_moments_it_loses_only_the_steps_since_the_last_checkpoint(tmp_path):
-    settings = ["train.steps=1000", "train.eval_every=500", "train.log_every=3"]
-    train(tiny(*settings, "train.checkpoint_every=500"), tmp_path / "whole", device="cpu")
+    settings = ["train.steps=500", "train.eval_every=250", "train.log_every=3"]
+    begun = time.monotonic()
+    train(tiny(*settings, "train.checkpoint_every=250"), tmp_path / "whole", device="cpu")
+    step = (time.monotonic() - begun) / 500
     config = tiny(*settings, "train.checkpoint_every=3")
     folder, choose = tmp_path / "killed", random.Random(0)
     context = multiprocessing.get_context("fork")
@@ -111,7 +113,7 @@ def test_killed_at_twenty_random_moments_it_loses_only_the_steps_since_the_last_
             begun = time.monotonic()
             while saved_step(folder) <= before and child.is_alive() and time.monotonic() - begun < 60:
                 time.sleep(0.002)
-        child.join(choose.uniform(0.02, 0.15))
+        child.join(choose.uniform(1, 10) * step)  # so few that twenty times are not enough for all steps
         assert child.exitcode is None, "it ended before it could be killed twenty times"
         child.kill()
         child.join()
@@ -302,8 +304,8 @@ def test_it_really_learns(tmp_path):
     """A model of one layer learns to recall two pairs, far above chance, in a few hundred steps."""
     started = time.monotonic()
     config = tiny(
-        "train.steps=600", "train.batch_size=32", "train.lr=5e-3", "train.eval_every=600", "preset=tuned",
-        "model.d_model=32", "train.eval_batches=8", "train.eval_batch_size=32", "train.checkpoint_every=600",
+        "train.steps=400", "train.batch_size=32", "train.lr=5e-3", "train.eval_every=400", "preset=tuned",
+        "model.d_model=32", "train.eval_batches=8", "train.eval_batch_size=32", "train.checkpoint_every=400",
     )  # fmt: skip
     record = train(config, tmp_path / "run", device="cpu")
     assert record["final"]["eval"] > 0.9, time.monotonic() - started
