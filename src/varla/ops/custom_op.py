@@ -207,8 +207,8 @@ def present(tensors: Sequence[Tensor | None]) -> list[Tensor]:
     return [x for x in tensors if x is not None]
 
 
-class Call(NamedTuple):
-    """Arguments of a StateOperator beside its state: t [rows] is the number of tokens seen before the call."""
+class Arguments(NamedTuple):
+    """Arguments of a form of an operator beside its state: t [rows] is the number of tokens seen before the call."""
 
     inputs: Sequence[Any]
     t: Tensor
@@ -257,23 +257,23 @@ class StateOperator(ABC):
 
     @abstractmethod
     def run_backward(
-        self, call: Call, kept: Sequence[Tensor], do: Tensor, dfinal: Sequence[Tensor]
+        self, call: Arguments, kept: Sequence[Tensor], do: Tensor, dfinal: Sequence[Tensor]
     ) -> tuple[Sequence[Any], Sequence[Tensor]]:
         """(gradients of the inputs, of the initial state). `kept` is what `run` and `also_kept` returned."""
 
     @abstractmethod
-    def buffers(self, call: Call, state: Sequence[Any]) -> list[Tensor]:
+    def buffers(self, call: Arguments, state: Sequence[Any]) -> list[Tensor]:
         """Empty tensors for what the forward keeps for the backward. Their sizes depend on shapes alone."""
 
     def also_kept(self, state: Sequence[Any], results: Sequence[Tensor]) -> list[Tensor]:
         """What the backward reads beside the buffers: tensors of the initial state, and results of the forward."""
         return []
 
-    def split(self, arguments: Sequence[Any]) -> tuple[Call, Sequence[Any], bool]:
+    def split(self, arguments: Sequence[Any]) -> tuple[Arguments, Sequence[Any], bool]:
         """The operator's arguments as (call, state, whether a backward follows)."""
         n, m = len(self.inputs), len(self.inputs) + len(self.state)
         t, cu_seqlens, *settings, keep = arguments[m:]
-        return Call(arguments[:n], t, cu_seqlens, settings), arguments[n:m], keep
+        return Arguments(arguments[:n], t, cu_seqlens, settings), arguments[n:m], keep
 
     def _fake(self, *arguments: Any) -> list[Tensor]:
         call, state, keep = self.split(arguments)
@@ -307,7 +307,7 @@ class StateOperator(ABC):
         """[*gradients of the non-None inputs, *gradients of the initial state]."""
         n = len(self.inputs)
         t, cu_seqlens, *settings, kept, do, dfinal = arguments[n:]
-        dinputs, dstate = self.run_backward(Call(arguments[:n], t, cu_seqlens, settings), kept, do, dfinal)
+        dinputs, dstate = self.run_backward(Arguments(arguments[:n], t, cu_seqlens, settings), kept, do, dfinal)
         return [*present(dinputs), *dstate]
 
     def _fake_backward(self, *arguments: Any) -> list[Tensor]:

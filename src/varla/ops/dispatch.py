@@ -12,6 +12,7 @@ from torch import Tensor
 
 from varla.arguments import check_choice, check_count, check_flag, refuse_unknown
 from varla.ops.backends import backends, cannot_launch, transformed
+from varla.ops.custom_op import Arguments
 from varla.ops.packing import check_packing, sequence_bounds
 from varla.ops.state import StateT, check_inplace, check_state
 
@@ -44,16 +45,7 @@ class ChunkForm(Protocol):
     state: list[str]
     output_like: int
 
-    def __call__(
-        self,
-        inputs: Inputs,
-        state: Held,
-        t: Tensor,
-        cu_seqlens: Tensor | None,
-        settings: Sequence[Any],
-        chunk_size: int,
-        keep: bool,
-    ) -> Result:
+    def __call__(self, call: Arguments, state: Held, chunk_size: int, keep: bool) -> Result:
         """See ChunkOperator."""
 
 
@@ -62,10 +54,9 @@ class Mechanism(Generic[StateT]):
     """The parts of an operator: its state and its forms.
 
     `reference` takes (inputs [B, T, H, *], tensors of the state, token counts, *settings), all in the state's
-    precision. `kernels` takes (inputs, tensors of the state, token counts, cu_seqlens, settings, whether a backward
-    follows) and imports Triton. Both return (outputs, tensors of the state). "auto" uses the kernels up to
-    `kernel_tokens` tokens. `decode` takes one token [B, H, *], the state and the settings; it updates the state in
-    place and returns the outputs.
+    precision. `kernels` takes (call, tensors of the state, whether a backward follows) and imports Triton. Both return
+    (outputs, tensors of the state). "auto" uses the kernels up to `kernel_tokens` tokens. `decode` takes one token
+    [B, H, *], the state and the settings; it updates the state in place and returns the outputs.
     """
 
     state: type[StateT]
@@ -156,12 +147,13 @@ def run(
                 "backend='reference'"
             )
         keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*inputs, *held))
+        call = Arguments(inputs, t, cu_seqlens, settings)
         if form == "chunk":
             size = chunk_size if chunk_size is not None else default_chunk_size(sizes["D"])
-            o, held = mechanism.chunk(inputs, held, t, cu_seqlens, settings, size, keep)
+            o, held = mechanism.chunk(call, held, size, keep)
         else:
             assert mechanism.kernels is not None
-            o, held = mechanism.kernels(inputs, held, t, cu_seqlens, settings, keep)
+            o, held = mechanism.kernels(call, held, keep)
     if not return_state:
         return o
     t = t + (sizes["T"] if cu_seqlens is None else cu_seqlens.diff().to(t))

@@ -10,6 +10,7 @@ from torch import Tensor
 from varla.arguments import refuse_unknown
 from varla.ops import dispatch
 from varla.ops.checks import check_gated, check_inputs, check_untracked
+from varla.ops.custom_op import Arguments
 from varla.ops.directions import FADING
 from varla.ops.directions.reference import directions_reference, forgetting_reference
 from varla.ops.directions.settings import DirectionOptions, DirectionSettings
@@ -313,13 +314,11 @@ def _forgetting_reference(
     return o, [S, A, z, f]
 
 
-def _kernels(
-    inputs: Sequence[Any], held: Held, t: Tensor, cu_seqlens: Tensor | None, settings: Sequence[Any], keep: bool
-) -> Result:
+def _kernels(call: Arguments, held: Held, keep: bool) -> Result:
     from varla.ops.fused.triton.op import vla_triton
     from varla.ops.triton.features import scaled_features
 
-    along, own = settings
+    inputs, t, cu_seqlens, (along, own) = call
     dtype, D = inputs[0].dtype, inputs[0].shape[-1]
     if dtype != torch.float32 and inputs[6] is None and along.needs_float32(D):
         inputs = [None if x is None else x.float() for x in inputs]
@@ -350,36 +349,25 @@ class FadingVLA:
         """`fresh`: all sequences begin with this call."""
         self.along = FADING[fresh]
 
-    def __call__(
-        self,
-        inputs: Sequence[Any],
-        state: Held,
-        t: Tensor,
-        cu_seqlens: Tensor | None,
-        settings: Sequence[Any],
-        chunk_size: int,
-        keep: bool,
-    ) -> Result:
+    def __call__(self, call: Arguments, state: Held, chunk_size: int, keep: bool) -> Result:
         """In chunk form, with the arguments of ChunkOperator. The directions are not rounded to the inputs' dtype."""
-        dtype, (S, A, z, f), (along, own) = inputs[0].dtype, state, settings
+        inputs, t, cu_seqlens, (along, own) = call
+        S, A, z, f = state
         q, k, v, u, beta, decay, strength, forget = (None if x is None else x.to(A.dtype) for x in inputs)
-        a, (A, f) = self.along((k, u, strength, forget), [A, f], t, cu_seqlens, (along,), chunk_size, keep)
-        o, (S, z) = memory_chunk((q, k, v, a, beta, decay), [S, z], t, cu_seqlens, (own,), chunk_size, keep)
-        return o.to(dtype), [S, A, z, f]
+        solving = Arguments((k, u, strength, forget), t, cu_seqlens, (along,))
+        a, (A, f) = self.along(solving, [A, f], chunk_size, keep)
+        writing = Arguments((q, k, v, a, beta, decay), t, cu_seqlens, (own,))
+        o, (S, z) = memory_chunk(writing, [S, z], chunk_size, keep)
+        return o.to(inputs[0].dtype), [S, A, z, f]
 
-    def kernels(
-        self,
-        inputs: Sequence[Any],
-        held: Held,
-        t: Tensor,
-        cu_seqlens: Tensor | None,
-        settings: Sequence[Any],
-        keep: bool,
-    ) -> Result:
+    def kernels(self, call: Arguments, held: Held, keep: bool) -> Result:
         """With the arguments of dispatch.Mechanism.kernels."""
-        (q, k, v, u, beta, decay, strength, forget), (S, A, z, f), (along, own) = inputs, held, settings
-        a, (A, f) = self.along.kernels((k, u, strength, forget), [A, f], t, cu_seqlens, (along,), keep)
-        o, (S, z) = kernel_form((q, k, v, a, beta, decay), [S, z], t, cu_seqlens, (own,), keep)
+        (q, k, v, u, beta, decay, strength, forget), t, cu_seqlens, (along, own) = call
+        S, A, z, f = held
+        solving = Arguments((k, u, strength, forget), t, cu_seqlens, (along,))
+        a, (A, f) = self.along.kernels(solving, [A, f], keep)
+        writing = Arguments((q, k, v, a, beta, decay), t, cu_seqlens, (own,))
+        o, (S, z) = kernel_form(writing, [S, z], keep)
         return o, [S, A, z, f]
 
 

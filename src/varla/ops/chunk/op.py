@@ -9,7 +9,7 @@ from torch import Tensor
 
 from varla.ops.chunk import driver
 from varla.ops.chunk.plan import SEGMENT_TOKENS, SEGMENT_TOKENS_GPU, make_plan, slots_needed
-from varla.ops.custom_op import Call, StateOperator, present
+from varla.ops.custom_op import Arguments, StateOperator, present
 from varla.ops.packing import sequence_bounds
 
 
@@ -21,25 +21,14 @@ class ChunkOperator(StateOperator):
         self.cell = lru_cache(maxsize=256)(cell)
         super().__init__(name, "chunk", inputs, state, cell.output_like, (*settings, int))
 
-    def __call__(
-        self,
-        inputs: Sequence[Any],
-        state: Sequence[Any],
-        t: Tensor,
-        cu_seqlens: Tensor | None,
-        settings: Sequence[Any],
-        chunk_size: int,
-        keep: bool,
-    ) -> tuple[Tensor, list[Any]]:
+    def __call__(self, call: Arguments, state: Sequence[Any], chunk_size: int, keep: bool) -> tuple[Tensor, list[Any]]:
         """(outputs, final state). With `keep`, the operator also keeps what its backward needs."""
-        tokens = self.tokens_in_chunk(chunk_size, inputs, state, settings)
-        o, *final = self.forward(*inputs, *state, t, cu_seqlens, *settings, tokens, keep)
+        tokens = self.tokens_in_chunk(call, state, chunk_size)
+        o, *final = self.forward(*call.inputs, *state, call.t, call.cu_seqlens, *call.settings, tokens, keep)
         rest = iter(final)
         return o, [None if x is None else next(rest) for x in state]
 
-    def tokens_in_chunk(
-        self, chunk_size: int, inputs: Sequence[Any], state: Sequence[Any], settings: Sequence[Any]
-    ) -> int:
+    def tokens_in_chunk(self, call: Arguments, state: Sequence[Any], chunk_size: int) -> int:
         """Tokens in a chunk: as many as the caller wants, unless the operator has a bound of its own."""
         return chunk_size
 
@@ -54,18 +43,18 @@ class ChunkOperator(StateOperator):
         return [o, *final, *kept]
 
     def run_backward(
-        self, call: Call, kept: Sequence[Tensor], do: Tensor, dfinal: Sequence[Tensor]
+        self, call: Arguments, kept: Sequence[Tensor], do: Tensor, dfinal: Sequence[Tensor]
     ) -> tuple[Sequence[Any], Sequence[Tensor]]:
         """See StateOperator."""
         with torch.autocast(call.t.device.type, enabled=False):
             return driver.backward(self._job(call), call.inputs, kept, do, dfinal)
 
-    def buffers(self, call: Call, state: Sequence[Any]) -> list[Tensor]:
+    def buffers(self, call: Arguments, state: Sequence[Any]) -> list[Tensor]:
         """The state before every chunk, and one more: PyTorch would bind an exported graph to lengths with one slot."""
         slots = slots_needed(call.t.shape[0], call.inputs[0].shape[1], call.settings[-1], call.cu_seqlens is not None)
         return [x.new_empty(slots + 1, *x.shape[1:]) for x in present(state)]
 
-    def _job(self, call: Call) -> driver.Job:
+    def _job(self, call: Arguments) -> driver.Job:
         first: Tensor = call.inputs[0]
         B, T, H = first.shape[:3]
         *settings, chunk_size = call.settings

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from varla.ops import dispatch
 from varla.ops.checks import check_gated
+from varla.ops.custom_op import Arguments
 from varla.ops.directions.chunk import DirectionCell, DirectionOperator
 from varla.ops.directions.fading import fading
 from varla.ops.directions.forgetting import forgetting_chunk
@@ -112,13 +113,11 @@ def _reference(inputs: Sequence[Any], held: Held, t: Tensor, settings: Direction
     return a, [A]
 
 
-def _kernels(
-    inputs: Sequence[Any], held: Held, t: Tensor, cu_seqlens: Tensor | None, settings: Sequence[Any], keep: bool
-) -> Result:
+def _kernels(call: Arguments, held: Held, keep: bool) -> Result:
     from varla.ops.directions.triton.op import directions_triton
 
-    inputs, settings, dtype = prepared(inputs, settings[0])
-    a, A, *_ = directions_triton(*inputs, *held, t, cu_seqlens, settings, keep)
+    inputs, settings, dtype = prepared(call.inputs, call.settings[0])
+    a, A, *_ = directions_triton(*inputs, *held, call.t, call.cu_seqlens, settings, keep)
     return a.to(dtype), [A]
 
 
@@ -149,40 +148,23 @@ class FadingDirections:
         """See the class."""
         self.fresh = fresh
 
-    def __call__(
-        self,
-        inputs: Sequence[Any],
-        state: Held,
-        t: Tensor,
-        cu_seqlens: Tensor | None,
-        settings: Sequence[Any],
-        chunk_size: int,
-        keep: bool,
-    ) -> Result:
+    def __call__(self, call: Arguments, state: Held, chunk_size: int, keep: bool) -> Result:
         """In chunk form, with the arguments of ChunkOperator."""
 
         def pieces(x: Sequence[Any], A: Tensor) -> tuple[Tensor, Tensor]:
-            a, (after,) = _chunk(x, [A], t.new_zeros(len(A)), None, settings, chunk_size, keep)
+            a, (after,) = _chunk(Arguments(x, call.t.new_zeros(len(A)), None, call.settings), [A], chunk_size, keep)
             return a, after
 
-        return fading(inputs, state, t, cu_seqlens, settings[0], self.fresh, pieces)
+        return fading(call.inputs, state, call.t, call.cu_seqlens, call.settings[0], self.fresh, pieces)
 
-    def kernels(
-        self,
-        inputs: Sequence[Any],
-        held: Held,
-        t: Tensor,
-        cu_seqlens: Tensor | None,
-        settings: Sequence[Any],
-        keep: bool,
-    ) -> Result:
+    def kernels(self, call: Arguments, held: Held, keep: bool) -> Result:
         """With the arguments of dispatch.Mechanism.kernels."""
 
         def pieces(x: Sequence[Any], A: Tensor) -> tuple[Tensor, Tensor]:
-            a, (after,) = _kernels(x, [A], t.new_zeros(len(A)), None, settings, keep)
+            a, (after,) = _kernels(Arguments(x, call.t.new_zeros(len(A)), None, call.settings), [A], keep)
             return a, after
 
-        return fading(inputs, held, t, cu_seqlens, settings[0], self.fresh, pieces)
+        return fading(call.inputs, held, call.t, call.cu_seqlens, call.settings[0], self.fresh, pieces)
 
 
 FORGETTING = Mechanism(ForgettingDirectionState, _forgetting_reference, forgetting_chunk)

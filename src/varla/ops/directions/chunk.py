@@ -21,6 +21,7 @@ from torch import Tensor
 from varla.ops.algebra import by_chunk, dot, eye_like, solve_lower, symmetric
 from varla.ops.chunk.driver import Context, Inputs, Refresh, Tensors
 from varla.ops.chunk.op import ChunkOperator
+from varla.ops.custom_op import Arguments
 from varla.ops.directions.gain import Gain
 from varla.ops.directions.settings import DirectionSettings
 from varla.ops.features import Features, unit, unit_backward
@@ -29,12 +30,10 @@ from varla.ops.features import Features, unit, unit_backward
 class DirectionOperator(ChunkOperator):
     """A ChunkOperator whose chunks are short enough to keep the digits of A. The first of its settings are ours."""
 
-    def tokens_in_chunk(
-        self, chunk_size: int, inputs: Sequence[Any], state: Sequence[Any], settings: Sequence[Any]
-    ) -> int:
+    def tokens_in_chunk(self, call: Arguments, state: Sequence[Any], chunk_size: int) -> int:
         """See ChunkOperator."""
-        A, strength = state[self.state.index("A")], inputs[self.inputs.index("strength?")]
-        return min(chunk_size, settings[0].longest_chunk(A.shape[-1], A.dtype, strength))
+        A, strength = state[self.state.index("A")], call.inputs[self.inputs.index("strength?")]
+        return min(chunk_size, call.settings[0].longest_chunk(A.shape[-1], A.dtype, strength))
 
 
 class DirectionCell:

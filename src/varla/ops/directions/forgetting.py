@@ -27,6 +27,7 @@ from torch import Tensor
 from varla.ops.algebra import add_to_inverse, by_chunk, dot, eye_like, solve_lower, symmetric
 from varla.ops.checks import readable
 from varla.ops.chunk.driver import Context, Inputs, Tensors
+from varla.ops.custom_op import Arguments
 from varla.ops.directions.chunk import Adjoint, DirectionCell, DirectionOperator, Penalty, apply_A, factor
 from varla.ops.directions.gain import Gain
 from varla.ops.directions.settings import DirectionSettings
@@ -35,11 +36,9 @@ from varla.ops.directions.settings import DirectionSettings
 class ForgettingOperator(DirectionOperator):
     """A DirectionOperator whose chunks are not longer than the beat."""
 
-    def tokens_in_chunk(
-        self, chunk_size: int, inputs: Sequence[Any], state: Sequence[Any], settings: Sequence[Any]
-    ) -> int:
+    def tokens_in_chunk(self, call: Arguments, state: Sequence[Any], chunk_size: int) -> int:
         """See ChunkOperator."""
-        return min(super().tokens_in_chunk(chunk_size, inputs, state, settings), settings[0].beat)
+        return min(super().tokens_in_chunk(call, state, chunk_size), call.settings[0].beat)
 
 
 class ForgettingCell(DirectionCell):

@@ -14,6 +14,7 @@ from torch import Tensor
 from varla.ops import dispatch
 from varla.ops.checks import check_gated
 from varla.ops.chunk.op import ChunkOperator
+from varla.ops.custom_op import Arguments
 from varla.ops.dispatch import CallOptions, Held, Mechanism, Result
 from varla.ops.memory.chunk import MemoryCell
 from varla.ops.memory.reference import memory_reference
@@ -87,13 +88,11 @@ def reference_form(inputs: Sequence[Any], held: Held, t: Tensor, settings: Memor
     return o, [S, z]
 
 
-def kernel_form(
-    inputs: Sequence[Any], held: Held, t: Tensor, cu_seqlens: Tensor | None, settings: Sequence[Any], keep: bool
-) -> Result:
+def kernel_form(call: Arguments, held: Held, keep: bool) -> Result:
     """The kernels, with the arguments of dispatch.Mechanism.kernels."""
     from varla.ops.memory.triton.op import memory_kernels
 
-    return memory_kernels(inputs, held, t, cu_seqlens, settings[0], keep)
+    return memory_kernels(call, held, keep)
 
 
 memory_chunk = ChunkOperator("memory_chunk", MemoryCell, "q k v a? beta? decay?", "S z?", MemorySettings)

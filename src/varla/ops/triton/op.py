@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from varla.ops.checks import GATES
-from varla.ops.custom_op import Call, StateOperator
+from varla.ops.custom_op import Arguments, StateOperator
 from varla.ops.packing import sequence_bounds
 from varla.ops.state import DIMENSIONS
 from varla.ops.triton.launcher import Launcher, Precision, Shape, capability_of, known_parts, parts_needed
@@ -44,7 +44,7 @@ class KernelOperator(StateOperator):
         return [o.to(like.dtype).view(like.shape), *final, *extra]
 
     def run_backward(
-        self, call: Call, kept: Sequence[Tensor], do: Tensor, dfinal: Sequence[Tensor]
+        self, call: Arguments, kept: Sequence[Tensor], do: Tensor, dfinal: Sequence[Tensor]
     ) -> tuple[Sequence[Any], Sequence[Tensor]]:
         """See StateOperator."""
         first = call.inputs[0]
@@ -57,7 +57,7 @@ class KernelOperator(StateOperator):
         pairs = zip(grads, call.inputs, strict=True)
         return [None if x is None else grad.to(x.dtype).view(x.shape) for grad, x in pairs], dstate
 
-    def buffers(self, call: Call, state: Sequence[Any]) -> list[Tensor]:
+    def buffers(self, call: Arguments, state: Sequence[Any]) -> list[Tensor]:
         """See StateOperator."""
         B, T, H = call.inputs[0].shape[:3]
         chunks, spans = parts_needed(B, T, H, call.t.shape[0], call.cu_seqlens is not None)
@@ -67,7 +67,7 @@ class KernelOperator(StateOperator):
         """See StateOperator."""
         return self.kind.also_kept(state, results)
 
-    def _launcher(self, call: Call, backward: bool) -> Launcher:
+    def _launcher(self, call: Arguments, backward: bool) -> Launcher:
         """The launcher for a call, with compiled kernels."""
         first, like = call.inputs[0], call.inputs[self.output_like]
         B, T, H, D = first.shape

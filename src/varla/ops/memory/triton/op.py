@@ -4,14 +4,13 @@ S <- d S (I - k a^T) + v a^T   with a = beta k: the delta rule
 S <- d S + v a^T               with a = k: linear attention
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from varla.ops.custom_op import Arguments
 from varla.ops.dispatch import Held, Result
 from varla.ops.features import feature
 from varla.ops.memory.settings import MemorySettings
@@ -26,11 +25,9 @@ from varla.ops.triton.op import KernelOperator
 RECURRENT_TOKENS = 64
 
 
-def memory_kernels(
-    inputs: Sequence[Any], held: Held, t: Tensor, cu_seqlens: Tensor | None, settings: MemorySettings, keep: bool
-) -> Result:
+def memory_kernels(call: Arguments, held: Held, keep: bool) -> Result:
     """Run the chunk or the recurrent kernels; see dispatch.Mechanism. Inputs q, k, v, a, beta, decay; state S, z."""
-    q, k, v, a, beta, decay = inputs
+    (q, k, v, a, beta, decay), t, cu_seqlens, (settings,) = call
     S, z = held
     short = q.shape[0] * q.shape[1] <= RECURRENT_TOKENS * S.shape[0]
     if decay is None:  # token by token there is a normaliser only where z is a row of S
@@ -38,7 +35,7 @@ def memory_kernels(
     else:  # in chunks, S decays before the prediction; token by token, there is no z that decays
         recurrent = (short or not settings.decay_first) and z is None
     if recurrent and a is None:
-        return _recurrent(inputs, held, t, cu_seqlens, settings, keep)
+        return _recurrent(call, held, keep)
     if decay is not None and not settings.decay_first:
         raise RuntimeError(
             "backend='triton' cannot run here: with decay_first=False the kernels take no directions and keep no z; "
@@ -63,11 +60,9 @@ def memory_kernels(
     return o, [S, None if z is None else summed]
 
 
-def _recurrent(
-    inputs: Sequence[Any], held: Held, t: Tensor, cu_seqlens: Tensor | None, settings: MemorySettings, keep: bool
-) -> Result:
+def _recurrent(call: Arguments, held: Held, keep: bool) -> Result:
     """Token by token, with queries and keys in float32."""
-    q, k, v, _, beta, decay = inputs
+    (q, k, v, _, beta, decay), t, cu_seqlens, (settings,) = call
     S, z = held
     kind, scale = settings.feature_map, settings.scale_of(q.shape[-1])
     (q,) = scaled_features(q, None, kind, settings.normalize_query, scale, torch.float32)

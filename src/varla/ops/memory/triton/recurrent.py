@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from varla.ops.custom_op import Call, StateOperator, empty
+from varla.ops.custom_op import Arguments, StateOperator, empty
 from varla.ops.packing import token_bounds
 from varla.ops.triton.plan import parts
 from varla.ops.triton.tiles import matrix, rows, store_matrix, store_rows
@@ -180,7 +180,7 @@ class RecurrentKernels(StateOperator):
         return [o, final, *kept]
 
     def run_backward(
-        self, call: Call, kept: Sequence[Tensor], do: Tensor, dfinal: Sequence[Tensor]
+        self, call: Arguments, kept: Sequence[Tensor], do: Tensor, dfinal: Sequence[Tensor]
     ) -> tuple[Sequence[Any], Sequence[Tensor]]:
         """See StateOperator."""
         q, _, v, gate, beta = call.inputs
@@ -203,17 +203,17 @@ class RecurrentKernels(StateOperator):
         optional = (None if gate is None else dgate, None if beta is None else dbeta.sum(0))
         return (dq.sum(0), dk.sum(0), dv, *optional), (dstart,)
 
-    def buffers(self, call: Call, state: Sequence[Any]) -> list[Tensor]:
+    def buffers(self, call: Arguments, state: Sequence[Any]) -> list[Tensor]:
         """The kept states."""
         B, T = call.inputs[0].shape[:2]
         return [S.new_empty(slots_needed(B * T, S.shape[0]), *S.shape[1:]) for S in state]
 
-    def _tokens(self, call: Call) -> list[Tensor]:
+    def _tokens(self, call: Arguments) -> list[Tensor]:
         """The inputs as [tokens, H, *]. q takes the place of a missing gate or beta, and no kernel reads it."""
         q = _flat(call.inputs[0])
         return [q, *(q if x is None else _flat(x) for x in call.inputs[1:])]
 
-    def _switches(self, call: Call) -> dict[str, bool]:
+    def _switches(self, call: Arguments) -> dict[str, bool]:
         _, _, _, gate, beta = call.inputs
         error, first = call.settings
         return {"GATE": gate is not None, "BETA": beta is not None, "ERROR": error, "FIRST": first}
