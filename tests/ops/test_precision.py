@@ -173,7 +173,7 @@ def traced_loop(state, inputs):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated", "ignore::torch.jit.TracerWarning")
-@torch.no_grad()
+@torch.inference_mode()  # a quarter less time than torch.no_grad()
 def test_two_hundred_thousand_steps_do_not_drift():
     """A traced loop takes the place of vla_step, which is slow to call; it gives the same bits wherever both run."""
     inputs = long_inputs()
