@@ -1,6 +1,5 @@
 """Ctrl-C and SIGTERM as a flag."""
 
-import os
 import signal
 import threading
 
@@ -14,16 +13,16 @@ def test_the_first_signal_sets_a_flag_and_the_handlers_come_back(number):
     before = signal.getsignal(number)
     with Stop() as stop:
         assert not stop.wanted
-        os.kill(os.getpid(), number)
+        signal.raise_signal(number)
         assert stop.wanted
     assert signal.getsignal(number) is before
 
 
 def test_a_second_ctrl_c_interrupts():
     with Stop():
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
 
 def test_outside_the_main_thread_it_catches_nothing():

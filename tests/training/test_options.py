@@ -8,7 +8,7 @@ from varla.layers import MECHANISMS
 from varla.layers.deltanet_paper import GATES
 from varla.layers.norm import NORMS
 from varla.layers.options import options_of
-from varla.ops.directions.settings import GAINS
+from varla.ops.directions.settings import FORGET_AT, GAINS
 from varla.ops.features import FEATURE_MAPS
 from varla.runs.settings import dump
 from varla.training import Run, train
@@ -20,6 +20,8 @@ VALUES = {
     "conv": [1, 4],
     "eps": [0.1],
     "feature_map": FEATURE_MAPS,
+    "forget": [True],
+    "forget_at": FORGET_AT,
     "gain": GAINS,
     "gate": GATES,
     "head_dim": [4],
