@@ -63,11 +63,13 @@ def _fading(
     eye = eye_like(A, A.shape[-1])
     Y = torch.zeros_like(A) if fresh else inverse(A) - settings.lambda0 * eye
     sums = []
-    for C, gained in zip(log_C.exp().unbind(1), G.unbind(1), strict=True):
+    for C, gained in zip(log_C.exp().unbind(1)[:-1], G.unbind(1)[:-1], strict=True):
         Y = C[..., None, None] * (Y + gained)
         sums.append(Y)
-    starts = torch.cat((A[:, None], inverse(settings.lambda0 * eye + torch.stack(sums[:-1], 1))), 1) if sums[1:] else A
-    a, ends = pieces((k, u, strength), starts.flatten(0, 1) if sums[1:] else A)
+    starts = A[:, None]
+    if sums:  # all inverses in one call
+        starts = torch.cat((starts, inverse(settings.lambda0 * eye + torch.stack(sums, 1))), 1)
+    a, ends = pieces((k, u, strength), starts.flatten(0, 1))
     own = torch.arange(len(A), device=A.device)
     return cut.joined(a), [cut.by_row(ends)[own, cut.last], log_C[own, cut.last]]
 
