@@ -48,6 +48,7 @@ CONTENDERS: Mapping[str, Contender] = {
     "vla": Contender("vla", {}),
     "gated-vla": Contender("gated-vla", {}),
     "gated-vla, A fixed": Contender("gated-vla", {"update_penalty": False}),
+    "gated-vla, forgetting": Contender("gated-vla", {"forget": True}),
 }
 
 
@@ -93,15 +94,18 @@ def run(name: str, n: int, rate: float, seed: int, preset: Preset) -> Train:
 
 
 def runs(preset: Preset) -> Sequence[Train]:
-    """All runs. The middle n comes first, by which the mechanisms are judged, and the easiest last."""
+    """All runs. The middle n comes first, by which the mechanisms are judged, and the easiest last.
+
+    At each n, Gated VLA comes first.
+    """
     scale = SCALES[preset.name]
     easy, *hard = scale.pairs
     return [
         run(name, n, rate, seed, preset)
         for n in (*hard, easy)
+        for name in reversed(CONTENDERS)
         for seed in preset.seeds
         for rate in scale.rates
-        for name in CONTENDERS
     ]
 
 
