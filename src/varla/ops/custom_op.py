@@ -135,7 +135,8 @@ def _resolved(function: Callable[..., Any]) -> inspect.Signature:
     """The function's signature, with annotations as types instead of strings."""
     signature, hints = inspect.signature(function), get_type_hints(function)
     parameters = [each.replace(annotation=hints[each.name]) for each in signature.parameters.values()]
-    return signature.replace(parameters=parameters, return_annotation=hints["return"])
+    result = None if hints["return"] is type(None) else hints["return"]
+    return signature.replace(parameters=parameters, return_annotation=result)
 
 
 def plain_gradients(

@@ -240,7 +240,9 @@ def vla_step(
     forget: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, VLAState] | tuple[Tensor, ForgettingState]:
-    """One token of `vla`, in constant memory. The options are those of `vla`. With `forget`, the loop computes it.
+    """One token of `vla`, in constant memory. The options are those of `vla`.
+
+    With `forget`, forget_at="token" has no kernel, and with "beat" there are two: the first forgets.
 
     q, k, u [B, H, D], v [B, H, Dv], gates [B, H]; `state` None begins a sequence. Returns (o [B, H, Dv], state).
 
@@ -267,8 +269,10 @@ def vla_step(
         named = {name: x for name, x in {"q": q, "k": k, "v": v, "u": u, **gates}.items() if x is not None}
         check_untracked("an update in place keeps nothing for a backward", named)
     mechanism: Mechanism[Any] = _VLA
-    if forget is not None:
-        dispatch.refuse_kernels(backend, "reference")  # forgetting has no decode kernel
+    if forget is not None and settings.forget_at == "beat":
+        mechanism = _FADING[state is None]
+    elif forget is not None:
+        dispatch.refuse_kernels(backend, "reference")  # forgetting with every token has no decode kernel
         mechanism = _FORGETTING
     else:
         inputs = inputs[:-1]
@@ -329,14 +333,24 @@ def _kernels(call: Arguments, held: Held, keep: bool) -> Result:
         inputs = [q, k, *others]
         along = replace(along, feature_map="identity")
         own = replace(own, feature_map="identity", normalize_query=False, scale=1.0)
-    o, S, A, z, *_ = vla_triton(*inputs, *held, t, cu_seqlens, along, own, keep)
-    return o.to(dtype), [S, A, z]
+    missing = [] if len(held) == 4 else [None]  # forget, and f
+    o, *after = vla_triton(*inputs, *missing, *held, *missing, t, cu_seqlens, along, own, keep)
+    return o.to(dtype), after[: len(held)]
 
 
 def _decode(inputs: Sequence[Any], state: VLAState, settings: Sequence[Any]) -> Tensor:
     from varla.ops.fused.triton.decode import decode_
 
     o: Tensor = decode_(*inputs, *state.tensors().values(), *settings)
+    return o
+
+
+def _decode_fading(inputs: Sequence[Any], state: ForgettingState, settings: Sequence[Any]) -> Tensor:
+    from varla.ops.fused.triton.decode import decode_, fade_
+
+    *others, forget = inputs
+    fade_(state.A, state.f, state.t, forget, settings[0])
+    o: Tensor = decode_(*others, state.S, state.A, state.z, state.t, *settings)
     return o
 
 
@@ -362,6 +376,8 @@ class FadingVLA:
 
     def kernels(self, call: Arguments, held: Held, keep: bool) -> Result:
         """With the arguments of dispatch.Mechanism.kernels."""
+        if self.along.at_chunks(call.settings[0]):
+            return _kernels(call, held, keep)
         (q, k, v, u, beta, decay, strength, forget), t, cu_seqlens, (along, own) = call
         S, A, z, f = held
         solving = Arguments((k, u, strength, forget), t, cu_seqlens, (along,))
@@ -374,6 +390,6 @@ class FadingVLA:
 _VLA = Mechanism(VLAState, _reference, vla_chunk, _kernels, decode=_decode)
 _FORGETTING = Mechanism(ForgettingState, _forgetting_reference, vla_forgetting_chunk)
 _FADING = {
-    fresh: Mechanism(ForgettingState, _forgetting_reference, form, form.kernels)
+    fresh: Mechanism(ForgettingState, _forgetting_reference, form, form.kernels, decode=_decode_fading)
     for fresh, form in ((fresh, FadingVLA(fresh)) for fresh in (False, True))
 }

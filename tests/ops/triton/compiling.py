@@ -1,7 +1,7 @@
 """Compiles every kernel that a call would launch, for a GPU that need not be there, and reports what each one takes.
 
-Run as a program, in a process without TRITON_INTERPRET: python -m tests.ops.triton.compiling ARCH TYPE D DV REFRESH.
-Prints one JSON object for each kernel. The host code runs as it is, on CPU tensors; only the launch is replaced.
+Run as a program, in a process without TRITON_INTERPRET: python -m tests.ops.triton.compiling ARCH TYPE D DV REFRESH
+[GATES]. Prints one JSON object for each kernel. The host code runs as it is, on CPU tensors; only the launch is replaced.
 """
 
 import json
@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,11 +20,11 @@ from triton.compiler import ASTSource
 from tests.ops.triton.recorded import recorded
 from tests.ops.triton.registers import disassembled, faults
 from varla.ops.fused.triton.op import VLALauncher, vla_triton
-from varla.ops.state import VLAState
+from varla.ops.state import ForgettingState
 from varla.ops.triton import op
 from varla.ops.triton.launcher import Precision, Shape
 from varla.ops.triton.plan import make_plan, span_length
-from varla.ops.vla import GATES, VLASettings
+from varla.ops.vla import VLASettings
 
 POINTERS = {
     torch.float64: "*fp64",
@@ -88,26 +89,26 @@ def report_launches(arch: int) -> None:
     triton.runtime.jit.JITFunction.run = launch
 
 
-def main(arch: int, dtype: torch.dtype, D: int, DV: int, refresh: int | None, gated: bool) -> None:
+def main(arch: int, dtype: torch.dtype, D: int, DV: int, refresh: int | None, gates: Sequence[str]) -> None:
     report_launches(arch)
     H, T = 2, 1100  # few heads and many spans: with refresh, too, they are walked at once
-    own = {"feature_map": "identity", "normalizer": False} if gated else {}
+    own = {"feature_map": "identity", "normalizer": False} if gates else {}
     settings = VLASettings(refresh_every=refresh, **own)  # type: ignore[arg-type]
-    x = [torch.randn(1, T, H, size).to(dtype) for size in (D, D, DV, D, *([1] * 3 if gated else []))]
+    x = [torch.randn(1, T, H, size).to(dtype).requires_grad_() for size in (D, D, DV, D)]
+    x += [torch.zeros(1, T, H, 1, dtype=dtype, requires_grad=True) for _ in gates]
     precision = Precision.of(dtype, D, interpreted=False)
     plan = make_plan((T,), span_length(T, H), torch.device("cpu"))
     shape = Shape.of(H, D, DV, precision.buffer, arch // 10)
     along, held = settings.halves
-    given = frozenset(GATES if gated else ())
-    op.launcher_for = lambda *_: VLALauncher(plan, shape, precision, along, held, given=given)  # type: ignore[assignment]
-    leaves = [y.requires_grad_() for y in x]
-    state = VLAState.zeros({"B": 1, "H": H, "D": D, "Dv": DV}, torch.float32, torch.device("cpu"))
-    o, *_ = vla_triton(
-        *leaves, *[None] * (7 - len(leaves)), state.S, state.A, state.z, state.t, None, along, held, True
-    )
+    launcher = VLALauncher(plan, shape, precision, along, held, given=frozenset(gates))
+    op.launcher_for = lambda *_: launcher  # type: ignore[assignment]
+    state = ForgettingState.zeros({"B": 1, "H": H, "D": D, "Dv": DV}, torch.float32, torch.device("cpu"))
+    f = state.f if "forget" in gates else None
+    missing = [None] * (8 - len(x))
+    o, *_ = vla_triton(*x, *missing, state.S, state.A, state.z, f, state.t, None, along, held, True)
     o.sum().backward()
 
 
 if __name__ == "__main__":
-    arch, dtype, D, DV, refresh, *gated = sys.argv[1:]
-    main(int(arch), getattr(torch, dtype), int(D), int(DV), int(refresh) or None, bool(gated))
+    arch, dtype, D, DV, refresh, *gates = sys.argv[1:]
+    main(int(arch), getattr(torch, dtype), int(D), int(DV), int(refresh) or None, gates)

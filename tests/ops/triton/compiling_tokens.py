@@ -10,7 +10,7 @@ import torch
 
 from reproduction import sequential
 from tests.ops.triton.compiling import report_launches
-from varla.ops.fused.triton.decode import decode_
+from varla.ops.fused.triton.decode import decode_, fade_
 from varla.ops.memory.triton.recurrent import recurrent_triton
 from varla.ops.state import VLAState
 from varla.ops.vla import VLASettings
@@ -26,6 +26,7 @@ def main(arch: int, dtype: torch.dtype, D: int, DV: int, refresh: int | None, ga
     token, held = [x[:, 0] for x in (q, k, v, u)], (*state.tensors().values(), *settings.halves)
     decode_(*token, None, None, None, *held)
     decode_(*token, *(torch.zeros(B, H, 1, dtype=dtype) for _ in range(3)), *held)
+    fade_(state.A, torch.zeros(B, H), state.t, torch.zeros(B, H, 1, dtype=dtype), settings.halves[0])
     sequential.vla_sequential(q, k, v, u, state, settings)
     S = state.S.requires_grad_()
     wide = [x.float().requires_grad_() for x in (q, k)]

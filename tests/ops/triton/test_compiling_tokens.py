@@ -21,11 +21,12 @@ triton = pytest.importorskip("triton")
 def test_compiles_and_fits(arch: int, dtype: str, D: int, DV: int, refresh: int, gain: str) -> None:
     found = compiled("compiling_tokens", arch, dtype, D, DV, refresh, gain)
     each = ["recurrent_forward", "recurrent_backward"]  # a gate after the prediction, a strength, neither, both
-    assert [x["kernel"] for x in found] == ["decode_token", "decode_token", "walk_tokens", *each * 4]
-    plain, gated, walk, *others = found
+    assert [x["kernel"] for x in found] == ["decode_token", "decode_token", "fade", "walk_tokens", *each * 4]
+    plain, gated, fade, walk, *others = found
     for decode in (plain, gated):
         assert decode["reg"] * decode["num_warps"] * 32 * 2 <= 65536, decode  # two programs to a multiprocessor
         assert decode["stack"] <= 64, decode  # bytes a thread keeps outside its registers
+    assert fade["stack"] <= 500, fade
     assert walk["stack"] <= 128, walk
     kept = 16 if triton.__version__.startswith("3.6.") else 0  # Triton 3.6 sets 16 bytes aside in one of them
     assert max(x["stack"] for x in others) <= kept, others

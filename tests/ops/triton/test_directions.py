@@ -153,15 +153,19 @@ def test_memory_along_them_is_vla() -> None:
     assert relative(o, varla.vla(q, k, v, u, backend="triton")) < 5e-6
 
 
+@pytest.mark.parametrize("forgets", [False, True])
 @pytest.mark.parametrize("packed", [False, True])
-def test_as_an_operator(packed: bool) -> None:
+def test_as_an_operator(packed: bool, forgets: bool) -> None:
     """Schema, fake tensors (torch.compile) and autograd agree with what the operator does."""
     inputs, state = make(70, batch=1 if packed else 2, H=2)
     leaves = [x.float().to(DEVICE).requires_grad_() for x in (*inputs, state.A)]
     cu_seqlens = torch.tensor([0, 3, 70], device=DEVICE) if packed else None
-    settings = DirectionSettings(penalty_scale=0.25)
+    settings = DirectionSettings(penalty_scale=0.25, beat=64, refresh_every=None if forgets else 20)
     k, u, A = leaves
-    arguments = flat((k, u, None, A, state.t.to(DEVICE), cu_seqlens, settings, True))
+    forget, f = torch.full_like(k[..., :1], -0.1), torch.zeros_like(A[..., 0, 0])
+    more = [forget.requires_grad_(), f.requires_grad_()] if forgets else [None, None]
+    arguments = flat((k, u, None, more[0], A, more[1], state.t.to(DEVICE), cu_seqlens, settings, True))
+    leaves += [x for x in more if x is not None]
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     found = torch.library.opcheck(directions_triton.registered, arguments, test_utils=checks)
     assert set(found.values()) == {"SUCCESS"}

@@ -126,9 +126,13 @@ def test_the_same_numbers_twice() -> None:
 
 
 def test_every_element_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_written(make(67, D=5, Dv=33), monkeypatch, **GATED)
+
+
+def assert_written(inputs: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
     """The same bits where memory that is asked for holds NaN."""
-    call = {"backend": "triton", **GATED}
-    clean = outcome(make(67, D=5, Dv=33), None, torch.float32, DEVICE, **call)
+    call = {"backend": "triton", **options}
+    clean = outcome(inputs, None, torch.float32, DEVICE, **call)
     empty, like = torch.Tensor.new_empty, torch.full_like
 
     def poisoned(x: torch.Tensor, *shape: Any, **options: Any) -> torch.Tensor:
@@ -137,7 +141,7 @@ def test_every_element_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
     monkeypatch.setattr(torch, "empty_like", lambda x, **options: like(x, float("nan"), **options))
-    found = outcome(make(67, D=5, Dv=33), None, torch.float32, DEVICE, **call)
+    found = outcome(inputs, None, torch.float32, DEVICE, **call)
     monkeypatch.undo()
     assert {name for name, x in clean.items() if not torch.equal(x, found[name])} == set()
 
@@ -165,9 +169,11 @@ def forgetting(T: int, **sizes: int) -> dict[str, torch.Tensor]:
     return inputs
 
 
-def assert_forgets(inputs: dict[str, torch.Tensor], beat: int, tolerance: float, dtype: torch.dtype) -> None:
+def assert_forgets(
+    inputs: dict[str, torch.Tensor], beat: int, tolerance: float, dtype: torch.dtype, **options: Any
+) -> None:
     inputs = {name: x.to(dtype) for name, x in inputs.items()}
-    settings = {**GATED, "forget_at": "beat", "beat": beat}
+    settings = {**GATED, "forget_at": "beat", "beat": beat, **options}
     wanted = outcome(inputs, None, torch.float64, "cpu", backend="reference", **settings)
     got = outcome(inputs, None, dtype, DEVICE, backend="triton", **settings)
     errors = {name: relative(got[name], wanted[name]) for name in wanted if wanted[name].abs().max() > 0}
@@ -176,9 +182,53 @@ def assert_forgets(inputs: dict[str, torch.Tensor], beat: int, tolerance: float,
     assert torch.allclose(got["f"].double().cpu(), wanted["f"], rtol=tolerance)
 
 
-@pytest.mark.parametrize(("T", "beat"), [(70, 32), (64, 64), (150, 64)])
+@pytest.mark.parametrize(("T", "beat"), [(70, 32), (64, 64), (65, 64), (150, 64), (450, 192)])
 def test_forgetting_at_the_beat(T: int, beat: int) -> None:
+    """In pieces if the beat is no multiple of 64; of several spans if it does not divide 256."""
     assert_forgets(forgetting(T), beat, 1e-5, torch.float32)
+
+
+@pytest.mark.parametrize(("D", "Dv"), [(5, 4), (24, 40)])
+def test_forgetting_in_every_width(D: int, Dv: int) -> None:
+    assert_forgets(forgetting(150, H=1, D=D, Dv=Dv), 64, 1e-5, torch.float32)
+
+
+def test_forgetting_without_strengths() -> None:
+    inputs = {name: x for name, x in forgetting(150, H=1).items() if name != "strength"}
+    assert_forgets(inputs, 64, 1e-5, torch.float32)
+
+
+def test_forgetting_in_packed_sequences() -> None:
+    lengths = [3, 0, 70, 1, 130, 64]
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
+    assert_forgets(forgetting(sum(lengths), H=1), 64, 1e-5, torch.float32, cu_seqlens=cu_seqlens)
+
+
+def test_forgetting_writes_every_element(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {**GATED, "forget_at": "beat", "beat": 64}
+    assert_written(forgetting(150, D=5, Dv=33), monkeypatch, **settings)
+
+
+@pytest.mark.parametrize("begin", [0, 5])
+@pytest.mark.parametrize("D", [16, 24])
+def test_forgetting_before_one_token(D: int, begin: int) -> None:
+    """Rows at different distances from their beat, also of sequences that begin."""
+    settings = {**GATED, "forget_at": "beat", "beat": 4, "backend": "reference"}
+    inputs = forgetting(begin + 11, B=2, D=D, Dv=D)
+    inputs["forget"][:, 3] = -float("inf")
+    whole = {name: x.float().double() for name, x in inputs.items()}
+    _, state = varla.vla(**{name: x[:, :begin] for name, x in whole.items()}, return_state=True, **settings)
+    state.t[1] += 2
+    rest = {name: x[:, begin:] for name, x in whole.items()}
+    wanted, after = varla.vla(**rest, initial_state=state, return_state=True, **settings)
+    now, outputs = of_type(state, torch.float32).to(DEVICE), []
+    for i in range(11):
+        token = {name: x[:, i].float().to(DEVICE) for name, x in rest.items()}
+        outputs.append(varla.vla_step(**token, state=now, inplace=True, **{**settings, "backend": "triton"})[0])
+    assert relative(torch.stack(outputs, 1), wanted) <= 1e-5
+    assert max(relative(getattr(now, name), getattr(after, name)) for name in ("S", "A", "z")) <= 1e-5
+    assert torch.allclose(now.f.double().cpu(), after.f)
+    assert now.t.tolist() == after.t.tolist()
 
 
 @pytest.mark.parametrize("T", [20, 70])

@@ -1,5 +1,6 @@
 """Precompiling covers what any length and batch launches."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -60,11 +61,10 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> set[tuple[Any, ...]]:
 
 
 def rehearsal(
-    kind: type[Launcher], shape: Shape, precision: Precision, dtype: torch.dtype, gated: bool, *settings: Any
+    kind: type[Launcher], shape: Shape, precision: Precision, dtype: torch.dtype, gates: Sequence[str], *settings: Any
 ) -> Any:
-    given = [gated or not name.endswith("?") for name in kind.inputs.split()]
-    names = frozenset(GATES if gated else ())
-    made = kind(make_plan((64,), 64, CPU), shape, precision, *settings, given=names)
+    given = [not name.endswith("?") or name[:-1] in gates for name in kind.inputs.split()]
+    made = kind(make_plan((64,), 64, CPU), shape, precision, *settings, given=frozenset(gates))
 
     def call(tokens: int, plan: Any, started: list[Any]) -> None:
         rehearse(replace(made, plan=plan, dry=started), settings, given, tokens, dtype, CPU, True)
@@ -74,18 +74,34 @@ def rehearsal(
 
 @pytest.mark.parametrize("H", [1, 4, 16, 100])
 @pytest.mark.parametrize("refresh_every", [20, None])
-@pytest.mark.parametrize(("dtype", "gated"), [(torch.bfloat16, False), (torch.float32, False), (torch.bfloat16, True)])
+@pytest.mark.parametrize(("dtype", "gates"), [(torch.bfloat16, ()), (torch.float32, ()), (torch.bfloat16, GATES)])
 def test_no_length_and_no_batch_needs_another_kernel(
-    H: int, refresh_every: int | None, dtype: torch.dtype, gated: bool, seen: set[tuple[Any, ...]]
+    H: int, refresh_every: int | None, dtype: torch.dtype, gates: Sequence[str], seen: set[tuple[Any, ...]]
 ) -> None:
     D, precision = 64, Precision.of(dtype, 64, interpreted=False)
     settings = VLASettings(refresh_every=refresh_every).halves
-    call = rehearsal(VLALauncher, Shape.of(H, D, D, precision.buffer), precision, dtype, gated, *settings)
+    call = rehearsal(VLALauncher, Shape.of(H, D, D, precision.buffer), precision, dtype, gates, *settings)
     precompile.rehearse_all(call, H, CPU, started=[])
     known = set(seen)
     assert {"forward_walk", "scan", "finish", "backward_walk"} <= {name for name, *_ in known}
     for lengths in ((1,), (64,), (700,), (2500,), (65,) * 9, (70,) * (130 // H + 1), (3, 0, 70, 1, 1500), (0, 5)):
         call(sum(lengths), make_plan(lengths, span_length(sum(lengths), H), CPU), [])
+        assert seen <= known, (lengths, seen - known)
+
+
+@pytest.mark.parametrize("H", [1, 16])
+@pytest.mark.parametrize("beat", [64, 192, 256, 4096])
+def test_nor_does_forgetting(H: int, beat: int, seen: set[tuple[Any, ...]]) -> None:
+    D, precision, gates = 64, Precision.of(torch.bfloat16, 64, interpreted=False), (*GATES, "forget")
+    settings = VLASettings(refresh_every=None, beat=beat).halves
+    shape = Shape.of(H, D, D, precision.buffer)
+    call = rehearsal(VLALauncher, shape, precision, torch.bfloat16, gates, *settings)
+    precompile.rehearse_all(call, H, CPU, started=[])
+    known = set(seen)
+    assert {"log_sum", "faded_sum", "faded_gradient"} <= {name for name, *_ in known}
+    for lengths in ((1,), (700,), (65,) * 9, (3, 0, 70, 1, 1500)):
+        span, gradient_span = VLALauncher.spans(sum(lengths), H, [True], *settings)
+        call(sum(lengths), make_plan(lengths, span, CPU, gradient_span), [])
         assert seen <= known, (lengths, seen - known)
 
 
@@ -97,7 +113,7 @@ def test_nor_do_the_delta_rule_and_linear_attention(
 ) -> None:
     D, precision = 64, Precision.of(dtype, 64, interpreted=False)
     settings = MemorySettings(feature_map="identity", normalizer=not error, normalize_key=False, error=error)
-    call = rehearsal(MemoryLauncher, Shape.of(H, D, D, precision.buffer), precision, dtype, False, settings)
+    call = rehearsal(MemoryLauncher, Shape.of(H, D, D, precision.buffer), precision, dtype, (), settings)
     precompile.rehearse_all(call, H, CPU, started=[])
     known = set(seen)
     assert {name for name, *_ in known} == {*SHARED_BY_BOTH, *(["turn"] if error else [])}
@@ -110,7 +126,7 @@ def test_odd_sizes_over_the_memory_of_others(seen: set[tuple[Any, ...]]) -> None
     """In bfloat16 with Dv=128 dP lies where dS did, whatever D is."""
     D, precision = 17, Precision.of(torch.bfloat16, 17, interpreted=False)
     shape, settings = Shape.of(2, D, 128, precision.buffer), VLASettings().halves
-    rehearsal(VLALauncher, shape, precision, torch.bfloat16, False, *settings)(70, make_plan((70,), 256, CPU), [])
+    rehearsal(VLALauncher, shape, precision, torch.bfloat16, (), *settings)(70, make_plan((70,), 256, CPU), [])
     assert "finish" in {name for name, *_ in seen}
 
 

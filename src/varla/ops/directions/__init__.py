@@ -116,9 +116,12 @@ def _reference(inputs: Sequence[Any], held: Held, t: Tensor, settings: Direction
 def _kernels(call: Arguments, held: Held, keep: bool) -> Result:
     from varla.ops.directions.triton.op import directions_triton
 
-    inputs, settings, dtype = prepared(call.inputs, call.settings[0])
-    a, A, *_ = directions_triton(*inputs, *held, call.t, call.cu_seqlens, settings, keep)
-    return a.to(dtype), [A]
+    inputs, settings, dtype = prepared(call.inputs[:3], call.settings[0])
+    missing = [] if len(held) == 2 else [None]  # forget, and f
+    a, *after = directions_triton(
+        *inputs, *call.inputs[3:], *missing, *held, *missing, call.t, call.cu_seqlens, settings, keep
+    )
+    return a.to(dtype), after[: len(held)]
 
 
 def prepared(inputs: Sequence[Any], settings: DirectionSettings) -> Any:
@@ -148,6 +151,12 @@ class FadingDirections:
         """See the class."""
         self.fresh = fresh
 
+    def at_chunks(self, settings: DirectionSettings) -> bool:
+        """Whether all beats are at the ends of chunks: the kernels then need no pieces."""
+        from varla.ops.triton.plan import CHUNK
+
+        return self.fresh and settings.beat % CHUNK == 0
+
     def __call__(self, call: Arguments, state: Held, chunk_size: int, keep: bool) -> Result:
         """In chunk form, with the arguments of ChunkOperator."""
 
@@ -159,6 +168,8 @@ class FadingDirections:
 
     def kernels(self, call: Arguments, held: Held, keep: bool) -> Result:
         """With the arguments of dispatch.Mechanism.kernels."""
+        if self.at_chunks(call.settings[0]):
+            return _kernels(call, held, keep)
 
         def pieces(x: Sequence[Any], A: Tensor) -> tuple[Tensor, Tensor]:
             a, (after,) = _kernels(Arguments(x, call.t.new_zeros(len(A)), None, call.settings), [A], keep)

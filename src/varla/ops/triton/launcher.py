@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from varla.ops.backends import triton_interpreted
-from varla.ops.triton.plan import CHUNK, Plan, parts, span_length, spans_needed
+from varla.ops.triton.plan import CHUNK, GRADIENT_SPAN, Plan, parts, span_length, spans_needed
 from varla.ops.triton.tiles import running_sum
 
 # Smallest row, in bytes, of the tiles of `prepare` and `read`. It avoids a bug of ptxas 12.8, which comes with Triton
@@ -101,7 +101,8 @@ class Launcher:
     """Plan, shape and precision of a call. With `dry`, kernels are compiled into this list and do not run.
 
     A subclass launches the kernels of one operator, and adds its settings as fields. `inputs`, `state` and
-    `output_like` are as for custom_op.StateOperator.
+    `output_like` are as for custom_op.StateOperator. The one optional part of a state is f, which is there with the
+    input forget.
     """
 
     inputs: ClassVar[str]
@@ -119,17 +120,22 @@ class Launcher:
         """The settings that kernels are compiled for. Numbers among the settings are run-time arguments."""
         raise NotImplementedError
 
+    @classmethod
+    def spans(cls, tokens: int, heads: int, given: Sequence[bool], *settings: Any) -> tuple[int, int]:
+        """Tokens in a span, and in a span of the gradient, of a call with `tokens` tokens and these inputs."""
+        return span_length(tokens, heads), GRADIENT_SPAN
+
     @staticmethod
     def buffers(inputs: Sequence[Any], chunks: int, spans: int, *settings: Any) -> list[Tensor]:
         """Empty tensors for what the forward keeps, for inputs [B, T, H, *] in this many chunks and spans."""
         raise NotImplementedError
 
     @staticmethod
-    def also_kept(state: Sequence[Tensor], results: Sequence[Tensor]) -> list[Tensor]:
+    def also_kept(state: Sequence[Any], results: Sequence[Tensor]) -> list[Tensor]:
         """What the backward reads beside the buffers: tensors of the initial state, and results of `run`."""
         return []
 
-    def run(self, x: Sequence[Any], state: Sequence[Tensor], t: Tensor, kept: list[Tensor]) -> Sequence[Tensor]:
+    def run(self, x: Sequence[Any], state: Sequence[Any], t: Tensor, kept: list[Tensor]) -> Sequence[Tensor]:
         """(outputs, *final state) from contiguous inputs x [tokens, H, *] and state; fills the buffers `kept`.
 
         Another tensor takes the place of an optional input that is not given, and no kernel reads it there.
@@ -159,10 +165,10 @@ class Launcher:
         )  # fmt: skip
 
 
-def parts_needed(B: int, T: int, H: int, sequences: int, packed: bool) -> tuple[int, int]:
+def parts_needed(B: int, T: int, span: int, sequences: int, packed: bool) -> tuple[int, int]:
     """Upper bounds, from shapes alone, on (chunks, spans) of [B, T, H, *]. They are exact if nothing is packed."""
     chunks = T // CHUNK + sequences if packed else B * parts(T, CHUNK)
-    return chunks, spans_needed(sequences, B * T, span_length(B * T, H), packed)
+    return chunks, spans_needed(sequences, B * T, span, packed)
 
 
 known_parts = lru_cache(maxsize=256)(parts_needed)  # for integer sizes; under torch.compile they may be symbolic

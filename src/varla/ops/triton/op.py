@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from varla.ops.checks import GATES
-from varla.ops.custom_op import Arguments, StateOperator
+from varla.ops.custom_op import Arguments, StateOperator, present
 from varla.ops.packing import sequence_bounds
 from varla.ops.state import DIMENSIONS
 from varla.ops.triton.launcher import Launcher, Precision, Shape, capability_of, known_parts, parts_needed
-from varla.ops.triton.plan import Plan, make_plan, span_length
+from varla.ops.triton.plan import Plan, make_plan
 from varla.ops.triton.precompile import precompile
 
 _captured: list[Plan] = []
@@ -31,16 +31,18 @@ class KernelOperator(StateOperator):
         """See StateOperator."""
         call, state, keep = self.split(arguments)
         first, like = call.inputs[0], call.inputs[self.output_like]
-        B, T, H = first.shape[:3]
-        chunks, spans = known_parts(B, T, H, len(call.t), call.cu_seqlens is not None)
+        B, T = first.shape[:2]
+        chunks, spans = known_parts(B, T, self._span(call), len(call.t), call.cu_seqlens is not None)
         kept = self.kind.buffers(call.inputs, chunks, spans, *call.settings)
         extra = kept if keep else []
         if first.numel() == 0:
-            return [torch.empty_like(like), *(x.clone() for x in state), *extra]
+            return [torch.empty_like(like), *(x.clone() for x in present(state)), *extra]
         with torch.cuda.device_of(first):
             tokens = [(first if x is None else x).flatten(0, 1).contiguous() for x in call.inputs]
             launcher = self._launcher(call, keep)
-            o, *final = launcher.run(tokens, [x.contiguous() for x in state], call.t, kept)
+            o, *final = launcher.run(
+                tokens, [None if x is None else x.contiguous() for x in state], call.t, kept
+            )
         return [o.to(like.dtype).view(like.shape), *final, *extra]
 
     def run_backward(
@@ -59,9 +61,14 @@ class KernelOperator(StateOperator):
 
     def buffers(self, call: Arguments, state: Sequence[Any]) -> list[Tensor]:
         """See StateOperator."""
-        B, T, H = call.inputs[0].shape[:3]
-        chunks, spans = parts_needed(B, T, H, call.t.shape[0], call.cu_seqlens is not None)
+        B, T = call.inputs[0].shape[:2]
+        chunks, spans = parts_needed(B, T, self._span(call), call.t.shape[0], call.cu_seqlens is not None)
         return self.kind.buffers(call.inputs, chunks, spans, *call.settings)
+
+    def _span(self, call: Arguments) -> int:
+        """Tokens in a span."""
+        B, T, H = call.inputs[0].shape[:3]
+        return self.kind.spans(B * T, H, _given(call), *call.settings)[0]
 
     def also_kept(self, state: Sequence[Any], results: Sequence[Tensor]) -> list[Tensor]:
         """See StateOperator."""
@@ -72,13 +79,18 @@ class KernelOperator(StateOperator):
         first, like = call.inputs[0], call.inputs[self.output_like]
         B, T, H, D = first.shape
         lengths = (T,) * B if call.cu_seqlens is None else tuple(sequence_bounds(call.cu_seqlens, T)[1])
-        sizes, given = (H, D, like.shape[-1]), tuple(x is not None for x in call.inputs)
+        sizes = H, D, like.shape[-1]
         found = launcher_for(
-            self.kind, lengths, sizes, given, first.dtype, first.device, tuple(call.settings), backward
+            self.kind, lengths, sizes, _given(call), first.dtype, first.device, tuple(call.settings), backward
         )
         if first.is_cuda and torch.cuda.is_current_stream_capturing():
             _captured.append(found.plan)  # for ever: the graph holds the addresses of the plan's tables
         return found
+
+
+def _given(call: Arguments) -> tuple[bool, ...]:
+    """Which of the inputs there are."""
+    return tuple(x is not None for x in call.inputs)
 
 
 @lru_cache(maxsize=64)
@@ -100,7 +112,8 @@ def launcher_for(
     precision = Precision.of(dtype, D)
     shape = Shape.of(H, D, DV, precision.buffer, capability_of(device))
     optional = frozenset(name.rstrip("?") for name, here in zip(kind.inputs.split(), given, strict=True) if here)
-    plan = make_plan(lengths, span_length(sum(lengths), H), device)
+    span, gradient_span = kind.spans(sum(lengths), H, given, *settings)
+    plan = make_plan(lengths, span, device, gradient_span)
     found = kind(plan, shape, precision, *settings, given=optional)
 
     def call(tokens: int, plan: Plan, started: list[Any]) -> None:
@@ -124,11 +137,14 @@ def rehearse(
     shape, plan = launcher.shape, launcher.plan
     sizes = {"B": len(plan.sequences), "H": shape.H, "D": shape.D, "Dv": shape.DV}
     widths = {"v": shape.DV, **dict.fromkeys(GATES, 1)}
-    dims = [DIMENSIONS[name].split() for name in launcher.state.split()]
     last = [widths.get(name.rstrip("?"), shape.D) for name in launcher.inputs.split()]
     tensors = [torch.empty(1, tokens, shape.H, width, dtype=dtype, device=device) for width in last]
     inputs = [x if here else None for x, here in zip(tensors, given, strict=True)]
-    state = [torch.empty([sizes[letter] for letter in each], device=device) for each in dims]
+    state = [
+        None if name == "f?" and "forget" not in launcher.given
+        else torch.empty([sizes[letter] for letter in DIMENSIONS[name.rstrip("?")].split()], device=device)
+        for name in launcher.state.split()
+    ]  # fmt: skip
     t = torch.empty(len(plan.sequences), dtype=torch.int64, device=device)
     kept = launcher.buffers(inputs, len(plan.chunks), len(plan.spans), *settings)
     x = [each[0] for each in tensors]

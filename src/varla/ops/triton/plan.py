@@ -62,7 +62,9 @@ def spans_needed(sequences: int, tokens: int, span: int, packed: bool) -> int:
 
 
 @lru_cache(maxsize=64)
-def make_plan(lengths: tuple[int, ...], span: int, device: torch.device) -> Plan:
+def make_plan(
+    lengths: tuple[int, ...], span: int, device: torch.device, gradient_span: int = GRADIENT_SPAN
+) -> Plan:
     """The tables for sequences of these lengths, end to end."""
     chunks, chunk_position, chunk_first, sequences = [], [], [0], []
     start = 0
@@ -84,7 +86,7 @@ def make_plan(lengths: tuple[int, ...], span: int, device: torch.device) -> Plan
         return pieces, first
 
     spans, span_first = cut(span)
-    gradient_spans, gradient_first = cut(GRADIENT_SPAN)
+    gradient_spans, gradient_first = cut(gradient_span)
 
     def table(values: Sequence[tuple[int, ...]] | Sequence[int], width: int | None = None) -> Tensor:
         flat = torch.tensor(values, dtype=torch.int32)

@@ -2,6 +2,8 @@
 
     square_sum, running_sum, invert, invert_spans   A before every span, from sums of u u^T and their inverses
     outer_sum, running_sum, direction_backward      the gradient of A^-1, a sum over later tokens, and du from it
+    log_sum, faded_sum, faded_gradient              with forgetting: instead of running_sum
+    fade                                            with forgetting: before one token
     sandwich                                        a gradient from A to A^-1 or back
     compose                                         with refresh: A before every span, from the map of each span
 
@@ -15,6 +17,8 @@ import triton.language as tl
 from varla.ops.directions.triton.walk import STEP, lengths, slot, span_of, symmetric
 from varla.ops.triton.algebra import cholesky_inverse, dot, features, normalized, operand, unit, unit_backward
 from varla.ops.triton.tiles import column, matrix, rows, store_column, store_matrix, store_rows
+
+PART = tl.constexpr(128)  # entries of a matrix for one program of the faded sums
 
 
 @triton.jit
@@ -72,16 +76,92 @@ def invert(x, out, scratch, D, BD: tl.constexpr, WALK: tl.constexpr, WARPS: tl.c
 
 
 @triton.jit
-def invert_spans(x, initial, spans, scratch, H, D, BD: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constexpr):
-    """Invert x [spans, H, D, D] in place, except that the first span of each sequence gets `initial`."""
+def invert_spans(
+    x, out, initial, spans, scratch, H, D, prior, BD: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constexpr
+):
+    """out = (prior I + x)^-1 for x [spans, H, D, D], but `initial` for the first span of each sequence.
+
+    x and out may share memory.
+    """
     span, head, _, _, sequence, position, _ = span_of(spans, H)
     d = tl.arange(0, BD)
     aside = scratch + tl.program_id(0).to(tl.int64) * (STEP * (BD + STEP))
     if position == 0:
         M = symmetric(matrix(initial, sequence * H + head, d, D, d, D))
     else:
-        M = inverse(symmetric(matrix(x, span * H + head, d, D, d, D)), aside, D, BD, WALK, WARPS)
-    store_matrix(x, M, span * H + head, d, D, d, D)
+        M = symmetric(matrix(x, span * H + head, d, D, d, D)) + tl.where(d[:, None] == d[None, :], prior, 0.0)
+        M = inverse(M, aside, D, BD, WALK, WARPS)
+    store_matrix(out, M, span * H + head, d, D, d, D)
+
+
+@triton.jit
+def log_sum(forget, spans, out, H, BLOCK: tl.constexpr):
+    """out [spans, H] = the sum of forget [tokens, H] over each span."""
+    span, head, token, count, _, _, _ = span_of(spans, H)
+    total = tl.zeros([BLOCK], tl.float32)
+    for begin in range(0, count, BLOCK):
+        total += column(forget, token + begin, count - begin, head, H, BLOCK).to(tl.float32)
+    tl.store(out + span * H + head, tl.sum(total, 0))
+
+
+@triton.jit(do_not_specialize=["every"])
+def faded_sum(x, log, initial, f, first, H, D, prior, every):
+    """Replace the sums x [spans, H, D, D] of w u u^T over each span by Y = A^-1 - prior I before the span.
+
+    After `every` spans Y fades: Y <- C Y, with C = exp(the sum of their logs [spans, H]). initial [sequences, H, D, D]
+    is A^-1 before each sequence. f [sequences, H] gets the sum of the logs since the last beat.
+    """
+    sequence, head = tl.program_id(0) // H, tl.program_id(0) % H
+    i = tl.program_id(1) * PART + tl.arange(0, PART)
+    inside = i < D * D
+    begin, end = tl.load(first + sequence), tl.load(first + sequence + 1)
+    own = sequence * H + head
+    Y = tl.load(initial + own.to(tl.int64) * D * D + i, inside, 0.0) - tl.where(i // D == i % D, prior, 0.0)
+    since = tl.zeros([], tl.float32)
+    for span in range(begin, end):
+        where = x + (span * H + head).to(tl.int64) * D * D + i
+        gained = tl.load(where, inside, 0.0)
+        tl.store(where, Y, inside)
+        Y += gained
+        since += tl.load(log + span * H + head)
+        if ((span - begin + 1) % every == 0) & (span + 1 < end):
+            Y *= tl.exp(since)
+            since = tl.zeros([], tl.float32)
+    if tl.program_id(1) == 0:
+        tl.store(f + own, since)
+
+
+@triton.jit(do_not_specialize=["every"])
+def faded_gradient(x, Ys, log, last, df, total, slopes, first, H, D, every):
+    """The backward of `faded_sum`, from the last span to the first.
+
+    Replaces the gradients x [spans, H, D, D] of A^-1 from the tokens of each span by those from all later ones. `last`
+    and `total` [sequences, H, D, D] are the gradients of A^-1 after and before each sequence, df [sequences, H] that of
+    f. slopes [spans, H, parts] get the gradients of the logs, a share of each part.
+    """
+    sequence, head = tl.program_id(0) // H, tl.program_id(0) % H
+    part, parts = tl.program_id(1), tl.num_programs(1)
+    i = part * PART + tl.arange(0, PART)
+    inside = i < D * D
+    begin, end = tl.load(first + sequence), tl.load(first + sequence + 1)
+    own = sequence * H + head
+    dY = tl.load(last + own.to(tl.int64) * D * D + i, inside, 0.0)
+    slope = tl.where(part == 0, tl.load(df + own), 0.0)
+    for back in range(end - begin):
+        span = end - 1 - back
+        at = (span * H + head).to(tl.int64)
+        if ((span - begin + 1) % every == 0) & (back > 0):
+            Y = tl.load(Ys + (at + H) * D * D + i, inside, 0.0)
+            slope = tl.sum(dY * Y, 0)
+            since = tl.zeros([], tl.float32)
+            for n in range(every):
+                since += tl.load(log + at - n * H)
+            dY *= tl.exp(since)
+        here = tl.load(x + at * D * D + i, inside, 0.0)
+        tl.store(x + at * D * D + i, dY, inside)
+        dY += here
+        tl.store(slopes + at * parts + part, slope)
+    tl.store(total + own.to(tl.int64) * D * D + i, dY, inside)
 
 
 @triton.jit
@@ -113,6 +193,29 @@ def compose(initial, C, F, J, starts, first, scratch, H, D, BD: tl.constexpr, WA
             A = symmetric(dot(dot(L, X, WALK), tl.trans(L), WALK) + matrix(C, at, d, D, d, D))
 
 
+@triton.jit(do_not_specialize=["beat"])
+def fade(A, f, t, forget, scratch, H, D, prior, beat, BD: tl.constexpr, WALK: tl.constexpr, WARPS: tl.constexpr):
+    """What comes before one token of each row: A [B H, D, D] fades if it is due, and f [B H] gains forget [B H].
+
+    A^-1 <- prior I + C (A^-1 - prior I) is A <- R A with R = (C I + prior (1 - C) A)^-1, where C = exp(f).
+    """
+    head = tl.program_id(0)
+    d = tl.arange(0, BD)
+    seen = tl.load(t + head // H)
+    since = tl.load(f + head)
+    if (seen > 0) & (seen % beat == 0):
+        C = tl.exp(since)
+        M = symmetric(matrix(A, head, d, D, d, D))
+        aside = scratch + head.to(tl.int64) * (STEP * (BD + STEP))
+        eye = (d[:, None] == d[None, :]) & (d[:, None] < D)
+        R = inverse(prior * (1 - C) * M + tl.where(eye, C, 0.0), aside, D, BD, WALK, WARPS)
+        M = symmetric(dot(R, M, WALK))
+        tl.debug_barrier()
+        store_matrix(A, M, head, d, D, d, D)
+        since = tl.zeros([], tl.float32)
+    tl.store(f + head, since + tl.load(forget + head).to(tl.float32))
+
+
 @triton.jit
 def outer_sum(
     G, a, k, spans, chunk_first, out, H, D,
@@ -137,14 +240,17 @@ def outer_sum(
 
 @triton.jit
 def direction_backward(
-    u, strength, a, G, dM, du, dstrength, chunks, chunk_position, chunk_first, gradient_first, H, D, scale,
-    BD: tl.constexpr, STRENGTH: tl.constexpr, CHUNK: tl.constexpr, SPAN: tl.constexpr, DOT: tl.constexpr,
+    u, strength, a, G, dM, dlog, du, dstrength, dforget, chunks, chunk_position, chunk_first, gradient_first, H, D,
+    scale,
+    BD: tl.constexpr, STRENGTH: tl.constexpr, FORGET: tl.constexpr, CHUNK: tl.constexpr, SPAN: tl.constexpr,
+    DOT: tl.constexpr,
 ):  # fmt: skip
     """du without refresh, for one chunk a program. dM [*, H, D, D]: gradient of A^-1 after every span of SPAN tokens.
 
     Every token only adds u u^T to A^-1, so the gradient of A^-1 is the sum of -sym(g_t a_t^T) over later tokens, and
     dU = 2 U dM - triu(U a^T) G - triu(U G^T) a, over the rest of the span: attention to later tokens.
-    With STRENGTH, A^-1 gains w u u^T, and dstrength [tokens, H] gets u . dM u.
+    With STRENGTH, A^-1 gains w u u^T, and dstrength [tokens, H] gets u . dM u. With FORGET, dforget [tokens, H] is dlog
+    [*, H] of the token's span.
     a is exact in bfloat16. G [chunks, H, CHUNK, D] and dM are not, and are split into two bfloat16 numbers.
     """
     RIGHT: tl.constexpr = "right" if DOT == "bf16" else DOT
@@ -166,6 +272,8 @@ def direction_backward(
         later = (n > 0) | (i[:, None] <= i[None, :])
         dU = dot(tl.where(later, dot(x, tl.trans(P), DOT), 0.0), X, RIGHT, dU)
         dU = dot(tl.where(later, dot(x, tl.trans(X), RIGHT), 0.0), P, DOT, dU)
+    if FORGET:
+        store_column(dforget, tl.zeros([CHUNK], tl.float32) + tl.load(dlog + at), token, count, head, H, CHUNK)
     if STRENGTH:
         store_column(dstrength, tl.sum(y * dU, 1), token, count, head, H, CHUNK)
         dU *= 2 * column(strength, token, count, head, H, CHUNK).to(tl.float32)[:, None]

@@ -5,11 +5,15 @@ They are in walk.py, inverse.py and refresh_backward.py.
 The forward carries A through each sequence from its beginning, or through all spans in parallel. Spans in parallel need
 A before every span first. Without refresh it comes from inverses of prefix sums, with refresh from the map that each
 span applies to A. The backward always runs all spans in parallel.
+
+Forgetting at the beat (directions/fading.py) changes those prefix sums alone, because spans end at beats. All sequences
+must begin at a beat.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import gcd
 from typing import Any, NamedTuple
 
 import torch
@@ -39,49 +43,62 @@ class Kept(NamedTuple):
     gain: Tensor  # [tokens, H]: the factor from A k to a
     A: Tensor  # [spans, H, D, D]: A before every span
     J: Tensor  # [tokens, H, 16]: L^-1 of every step of the walk
+    Y: Tensor  # [spans, H, D, D] with forget, else empty: A^-1 - lambda0 I before every span
+    log: Tensor  # [spans, H] with forget, else empty: the sum of forget in every span
 
 
 @dataclass(frozen=True)
 class DirectionLauncher(Launcher):
     """One call of `directions`."""
 
-    inputs, state, output_like = "k u strength?", "A", 0
+    inputs, state, output_like = "k u strength? forget?", "A f?", 0
 
     settings: DirectionSettings
+
+    @classmethod
+    def spans(cls, tokens: int, heads: int, given: Sequence[bool], *settings: Any) -> tuple[int, int]:
+        """See Launcher. With forget, which is the last input, all spans are alike and end at beats."""
+        if not given[-1]:
+            return super().spans(tokens, heads, given, *settings)
+        span = gcd(settings[0].beat, GRADIENT_SPAN)
+        return span, span
 
     @property
     def constants(self) -> tuple[Any, ...]:
         """See Launcher."""
-        return *self._switches.values(), self.settings.gain, self.settings.normalize_key
+        return *self._switches.values(), self.settings.gain, self.settings.normalize_key, self._gradient_span
 
     @staticmethod
     def buffers(inputs: Sequence[Any], chunks: int, spans: int, settings: DirectionSettings) -> list[Tensor]:
         """See Launcher and `Kept`."""
-        k = inputs[0]
+        k, forget = inputs[0], inputs[-1]
         tokens, (H, D) = k.shape[0] * k.shape[1], k.shape[2:]
+        faded = spans if forget is not None else 0
         kept = Kept(
             gain=k.new_empty(tokens, H, dtype=torch.float32),
             A=k.new_empty(spans, H, D, D, dtype=torch.float32),
             J=k.new_empty(tokens, H, walk.STEP.value, dtype=torch.float32),
+            Y=k.new_empty(faded, H, D, D, dtype=torch.float32),
+            log=k.new_empty(faded, H, dtype=torch.float32),
         )
         return list(kept)
 
     @staticmethod
-    def also_kept(state: Sequence[Tensor], results: Sequence[Tensor]) -> list[Tensor]:
+    def also_kept(state: Sequence[Any], results: Sequence[Tensor]) -> list[Tensor]:
         """The initial A, a, and the final A."""
-        return [*state, *results]
+        return [state[0], *results[:2]]
 
-    def run(self, x: Sequence[Any], state: Sequence[Tensor], t: Tensor, kept: list[Tensor]) -> Sequence[Tensor]:
+    def run(self, x: Sequence[Any], state: Sequence[Any], t: Tensor, kept: list[Tensor]) -> Sequence[Tensor]:
         """See Launcher."""
-        (k, u, strength), (A,) = x, state
+        k, u, strength, forget = x
         a = torch.empty_like(k, dtype=self.precision.buffer)
-        return a, self.forward(k, Penalty(u, strength), A, t, a, Kept(*kept))
+        return a, *self.forward(k, Penalty(u, strength), forget, state[0], t, a, Kept(*kept))
 
     def run_backward(
         self, x: Sequence[Any], t: Tensor, kept: Sequence[Tensor], do: Tensor, dfinal: Sequence[Tensor]
     ) -> tuple[Sequence[Any], Sequence[Tensor]]:
         """See Launcher."""
-        k, u, strength = x
+        k, u, strength, _ = x
         *buffers, A, a, final = kept
         held, a = Kept(*buffers), a.reshape(k.shape).to(self.precision.buffer)
         keys = Features(k.float(), self.settings.feature_map, self.settings.normalize_key)
@@ -91,13 +108,23 @@ class DirectionLauncher(Launcher):
         rows = self.plan.chunks[:, :1] + torch.arange(CHUNK, device=k.device)
         dP = dP[rows.clamp(max=len(dP) - 1).long()].transpose(1, 2).contiguous()  # [chunks, H, CHUNK, D]
         penalty = Penalty(u, strength)
-        (du, dstrength), dA = self.backward(k, penalty, A.contiguous(), t, a, held, final, dP, dk, dfinal[0])
-        return (dk, du, dstrength), (dA,)
+        (du, dstrength), dforget, dstate = self.backward(
+            k, penalty, A.contiguous(), t, a, held, final, dP, dk, dfinal
+        )
+        return (dk, du, dstrength, dforget), dstate
 
-    def forward(self, k: Tensor, u: Penalty, A: Tensor, t: Tensor, a: Tensor, kept: Kept) -> Tensor:
-        """Fill a and `kept`, and return A after the last token. Raw k, u [tokens, H, D], A [N, H, D, D], t [N]."""
+    def forward(
+        self, k: Tensor, u: Penalty, forget: Tensor, A: Tensor, t: Tensor, a: Tensor, kept: Kept
+    ) -> list[Tensor]:
+        """Fill a and `kept`, and return A after the last token, with forget also f.
+
+        Raw k, u [tokens, H, D], forget [tokens, H, 1], A [N, H, D, D], t [N].
+        """
         s, plan, final = self.shape, self.plan, torch.empty_like(A)
-        if not self._serial:
+        f = self._logs(forget, kept.log) if self._forgets else []
+        if not self._serial and self._forgets:
+            self._starts_faded(u, A, f, kept)
+        elif not self._serial:
             (self._starts if self.settings.refresh_beat is None else self._starts_refreshed)(u, A, t, kept.A)
         spans, start = (plan.sequences, A) if self._serial else (plan.spans, kept.A)
         self.launch(
@@ -107,17 +134,18 @@ class DirectionLauncher(Launcher):
             s.H, s.D, *self._scalars, plan.span if self._serial else 0,
             **self._walk, STRENGTH=self._strong, GAIN=self.settings.gain, EXACT=self.precision.exact, WARPS=s.warps,
         )  # fmt: skip
-        return self._unless_empty(final, A) if plan.empty else final
+        return [self._unless_empty(final, A) if plan.empty else final, *f]
 
     def backward(
         self, k: Tensor, u: Penalty, A: Tensor, t: Tensor, a: Tensor, kept: Kept, final: Tensor, dP: Tensor,
-        dk: Tensor, dA: Tensor,
-    ) -> tuple[Penalty, Tensor]:  # fmt: skip
-        """Return the gradients of u and of the initial A, and add to dk the gradient of the keys through a.
+        dk: Tensor, dfinal: Sequence[Tensor],
+    ) -> tuple[Penalty, Tensor | None, list[Tensor]]:  # fmt: skip
+        """The gradients of u, forget, and the initial A and f. Adds to dk the gradient of the keys through a.
 
-        dP [chunks, H, CHUNK, D] float32 is the gradient of A k; it is overwritten. `final` is the result of `forward`.
+        dP [chunks, H, CHUNK, D] float32 is the gradient of A k; it is overwritten. `final` is A after the last token;
+        dfinal are the gradients of the results of `forward`.
         """
-        s, plan = self.shape, self.plan
+        s, plan, (dA, *df), dforget = self.shape, self.plan, dfinal, None
         refresh = self.settings.refresh_beat is not None
         G, Z, Y, K = (torch.empty_like(a) if refresh else dP for _ in range(4))
         self.launch(
@@ -133,8 +161,9 @@ class DirectionLauncher(Launcher):
             )  # fmt: skip
             du = self._factors_backward(k, u, t, kept, dP, K, Z, Y, G)
         else:
-            du, initial = self._information_backward(k, u, A, a, final, dP, dA)
-        return du, self._unless_empty(initial, dA) if plan.empty else initial
+            du, dforget, initial = self._information_backward(k, u, A, a, final, dP, dA, df, kept)
+        dstate = [self._unless_empty(initial, dA) if plan.empty else initial, *map(torch.zeros_like, df)]
+        return du, dforget, dstate
 
     def _unless_empty(self, x: Tensor, untouched: Tensor) -> Tensor:
         """x [N, *] with the rows of empty sequences copied from `untouched`: the kernels made x symmetric."""
@@ -167,13 +196,34 @@ class DirectionLauncher(Launcher):
 
     def _starts(self, u: Penalty, A: Tensor, t: Tensor, out: Tensor) -> None:
         """A before every span, without refresh: the inverse of a prefix sum of u u^T."""
-        s, plan = self.shape, self.plan
         self._square_sum(u, out, unit=True)
-        self.running_sum(out, self._inverse(A), torch.empty_like(A), plan.span_first, reverse=False)
-        programs = len(plan.spans) * s.H
+        self.running_sum(out, self._inverse(A), torch.empty_like(A), self.plan.span_first, reverse=False)
+        self._invert_spans(out, out, A, 0.0)
+
+    def _starts_faded(self, u: Penalty, A: Tensor, f: Sequence[Tensor], kept: Kept) -> None:
+        """A before every span, with forget. Fills kept.Y and kept.A, and f [N, H]."""
+        s, plan, prior = self.shape, self.plan, self.settings.lambda0
+        self._square_sum(u, kept.Y, unit=True)
+        self.launch(
+            inverse.faded_sum, (len(plan.sequences) * s.H, parts(s.D * s.D, inverse.PART.value)),
+            kept.Y, kept.log, self._inverse(A), *f, plan.span_first, s.H, s.D, prior, self._spans_of_a_beat,
+            num_warps=4,
+        )  # fmt: skip
+        self._invert_spans(kept.Y, kept.A, A, prior)
+
+    def _logs(self, forget: Tensor, log: Tensor) -> list[Tensor]:
+        """Fill log [spans, H]. Returns [f], which is right already if every sequence is one span."""
+        s, plan = self.shape, self.plan
+        self.launch(
+            inverse.log_sum, (len(plan.spans) * s.H,), forget, plan.spans, log, s.H, BLOCK=GRADIENT_SPAN, num_warps=4
+        )
+        return [log[: len(plan.sequences)].clone()]
+
+    def _invert_spans(self, x: Tensor, out: Tensor, A: Tensor, prior: float) -> None:
+        s, plan, programs = self.shape, self.plan, len(self.plan.spans) * self.shape.H
         self.launch(
             inverse.invert_spans, (programs,),
-            out, A, plan.spans, A.new_empty(programs, 16, s.BD + 16), s.H, s.D,
+            x, out, A, plan.spans, A.new_empty(programs, 16, s.BD + 16), s.H, s.D, prior,
             BD=s.BD, WALK=self.precision.walk, WARPS=s.warps, num_warps=s.warps,
         )  # fmt: skip
 
@@ -223,9 +273,10 @@ class DirectionLauncher(Launcher):
         return out
 
     def _information_backward(
-        self, k: Tensor, u: Penalty, A: Tensor, a: Tensor, final: Tensor, G: Tensor, dA: Tensor
-    ) -> tuple[Penalty, Tensor]:
-        """(gradients of u, of the initial A) without refresh: the gradient of A^-1 is a sum over later tokens."""
+        self, k: Tensor, u: Penalty, A: Tensor, a: Tensor, final: Tensor, G: Tensor, dA: Tensor,
+        df: Sequence[Tensor], kept: Kept,
+    ) -> tuple[Penalty, Tensor | None, Tensor]:  # fmt: skip
+        """(gradients of u, forget, the initial A) without refresh: that of A^-1 is a sum over later tokens."""
         s, plan, fixed = self.shape, self.plan, not self.settings.update_penalty
         sums = A.new_empty(len(plan.gradient_spans), s.H, s.D, s.D)
         total = torch.empty_like(A)
@@ -237,17 +288,33 @@ class DirectionLauncher(Launcher):
         )  # fmt: skip
         if fixed:
             self.running_sum(sums, dA, total, plan.gradient_first, reverse=True)
-            return Penalty(torch.zeros_like(u.u), torch.zeros_like(u.strength)), (total + total.mT) / 2
-        self.running_sum(sums, self._through_inverse(final, dA), total, plan.gradient_first, reverse=True)
+            return Penalty(torch.zeros_like(u.u), torch.zeros_like(u.strength)), None, (total + total.mT) / 2
+        last, dlog = self._through_inverse(final, dA), sums
+        if self._forgets:
+            dlog = self._faded_gradient(sums, last, df, total, kept)
+        else:
+            self.running_sum(sums, last, total, plan.gradient_first, reverse=True)
         du = Penalty(torch.empty_like(u.u), torch.empty_like(u.strength))
+        dforget = u.u.new_empty(*u.u.shape[:2], 1, dtype=torch.float32)
         self.launch(
             inverse.direction_backward, (len(plan.chunks) * s.H,),
-            *u, a, G, sums, *du, plan.chunks, plan.chunk_position, plan.chunk_first,
+            *u, a, G, sums, dlog, *du, dforget, plan.chunks, plan.chunk_position, plan.chunk_first,
             plan.gradient_first, s.H, s.D, self._scalars[0],
-            BD=s.BD, STRENGTH=self._strong, CHUNK=CHUNK, SPAN=GRADIENT_SPAN, DOT=self.precision.dot,
-            num_warps=s.finish_warps, num_stages=1,
+            BD=s.BD, STRENGTH=self._strong, FORGET=self._forgets, CHUNK=CHUNK, SPAN=self._gradient_span,
+            DOT=self.precision.dot, num_warps=s.finish_warps, num_stages=1,
         )  # fmt: skip
-        return du, self._through_inverse(self._inverse(A), total)
+        return du, dforget, self._through_inverse(self._inverse(A), total)
+
+    def _faded_gradient(self, x: Tensor, last: Tensor, df: Sequence[Tensor], total: Tensor, kept: Kept) -> Tensor:
+        """The gradients of kept.log. x and total become as `running_sum` makes them, with the fading's backward."""
+        s, plan, blocks = self.shape, self.plan, parts(self.shape.D**2, inverse.PART.value)
+        slopes = x.new_empty(len(plan.spans), s.H, blocks)
+        self.launch(
+            inverse.faded_gradient, (len(plan.sequences) * s.H, blocks),
+            x, kept.Y, kept.log, last, *df, total, slopes, plan.span_first, s.H, s.D, self._spans_of_a_beat,
+            num_warps=4,
+        )  # fmt: skip
+        return slopes.sum(-1)
 
     def _factors_backward(
         self, k: Tensor, u: Penalty, t: Tensor, kept: Kept, dP: Tensor, V: Tensor, Z: Tensor, X: Tensor, rest: Tensor
@@ -281,6 +348,18 @@ class DirectionLauncher(Launcher):
     @cached_property
     def _strong(self) -> bool:
         return "strength" in self.given
+
+    @cached_property
+    def _forgets(self) -> bool:
+        return "forget" in self.given
+
+    @cached_property
+    def _gradient_span(self) -> int:
+        return gcd(self.settings.beat, GRADIENT_SPAN) if self._forgets else GRADIENT_SPAN
+
+    @cached_property
+    def _spans_of_a_beat(self) -> int:
+        return self.settings.beat // self._gradient_span
 
     @cached_property
     def _switches(self) -> dict[str, Any]:

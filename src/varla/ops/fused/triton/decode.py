@@ -19,6 +19,7 @@ from torch import Tensor
 
 from varla.ops.custom_op import empty, mutating_operator
 from varla.ops.directions.settings import DirectionSettings
+from varla.ops.directions.triton.inverse import fade
 from varla.ops.directions.triton.walk import TINY
 from varla.ops.memory.settings import MemorySettings
 from varla.ops.triton.algebra import features, normalized, unit
@@ -204,3 +205,19 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
 
 
 decode_ = mutating_operator("vla_decode_", _decode, _fake, ("S", "A", "z", "t"))
+
+
+def _fade(A: Tensor, f: Tensor, t: Tensor, forget: Tensor, along: DirectionSettings) -> None:
+    """Forgetting at the beat, before `decode_`: updates A [B, H, D, D] and f [B, H]. forget [B, H, 1], t [B]."""
+    B, H, D = A.shape[:3]
+    BD = max(16, triton.next_power_of_2(D))
+    warps = 8 if BD == 128 else 4
+    if B > 0:
+        with torch.cuda.device_of(A):
+            fade[(B * H,)](
+                A, f, t, forget.contiguous(), A.new_empty(B * H, 16, BD + 16), H, D, along.lambda0, along.beat,
+                BD=BD, WALK="tf32x3", WARPS=warps, num_warps=warps,
+            )  # fmt: skip
+
+
+fade_ = mutating_operator("vla_fade_", _fade, lambda *_: None, ("A", "f"))

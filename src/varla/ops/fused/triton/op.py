@@ -24,7 +24,7 @@ from varla.ops.triton.op import KernelOperator
 class VLALauncher(Launcher):
     """One call of `vla`."""
 
-    inputs, state, output_like = "q k v u beta? decay? strength?", "S A z", 2
+    inputs, state, output_like = "q k v u beta? decay? strength? forget?", "S A z f?", 2
 
     along: DirectionSettings
     settings: MemorySettings
@@ -44,47 +44,61 @@ class VLALauncher(Launcher):
         first, second = self.halves
         return *first.constants, *second.constants
 
+    @classmethod
+    def spans(cls, tokens: int, heads: int, given: Sequence[bool], *settings: Any) -> tuple[int, int]:
+        """See Launcher."""
+        return directions.DirectionLauncher.spans(tokens, heads, given, *settings)
+
     @staticmethod
     def buffers(
         inputs: Sequence[Any], chunks: int, spans: int, along: DirectionSettings, settings: MemorySettings
     ) -> list[Tensor]:
         """a, and what the forward of `directions` and of `memory` keeps."""
-        q, k, v, _, beta, decay, _ = inputs
+        q, k, v, _, beta, decay, _, forget = inputs
         tokens, (H, D) = q.shape[0] * q.shape[1], q.shape[2:]
         return [
             q.new_empty(tokens, H, D, dtype=Precision.of(q.dtype, int(D)).buffer),
-            *directions.DirectionLauncher.buffers((k,), chunks, spans, along),
+            *directions.DirectionLauncher.buffers((k, forget), chunks, spans, along),
             *memory.MemoryLauncher.buffers((q, k, v, beta, decay), chunks, spans, settings),
         ]
 
     @staticmethod
-    def also_kept(state: Sequence[Tensor], results: Sequence[Tensor]) -> list[Tensor]:
+    def also_kept(state: Sequence[Any], results: Sequence[Tensor]) -> list[Tensor]:
         """The initial and the final A."""
         return [state[1], results[2]]
 
-    def run(self, x: Sequence[Any], state: Sequence[Tensor], t: Tensor, kept: list[Tensor]) -> Sequence[Tensor]:
+    def run(self, x: Sequence[Any], state: Sequence[Any], t: Tensor, kept: list[Tensor]) -> Sequence[Tensor]:
         """See Launcher."""
-        q, k, v, u, beta, decay, strength = x
-        S, A, z = state
+        q, k, v, u, beta, decay, strength, forget = x
+        S, A, z, _ = state
         first, second = self.halves
-        a = kept[0]
-        A = first.forward(k, directions.Penalty(u, strength), A, t, a, directions.Kept(*kept[1:4]))
-        o, S, z = second.forward(memory.Tokens(q, k, v, a, beta, decay), memory.Kept(*kept[4:]), S, z)
-        return o, S, A, z
+        a, along, held = _parted(kept)
+        A, *f = first.forward(k, directions.Penalty(u, strength), forget, A, t, a, along)
+        o, S, z = second.forward(memory.Tokens(q, k, v, a, beta, decay), held, S, z)
+        return o, S, A, z, *f
 
     def run_backward(
         self, x: Sequence[Any], t: Tensor, kept: Sequence[Tensor], do: Tensor, dfinal: Sequence[Tensor]
     ) -> tuple[Sequence[Any], Sequence[Tensor]]:
         """See Launcher."""
-        q, k, v, u, beta, decay, strength = x
-        dS, dA, dz = dfinal
-        a, *buffers, A, final = kept
-        along, held = directions.Kept(*buffers[:3]), memory.Kept(*buffers[3:])
+        q, k, v, u, beta, decay, strength, _ = x
+        dS, dA, dz, *df = dfinal
+        *buffers, A, final = kept
+        a, along, held = _parted(buffers)
         first, second = self.halves
         tokens, penalty = memory.Tokens(q, k, v, a, beta, decay), directions.Penalty(u, strength)
         g = second.backward(tokens, held, do, dS, dz, memory.Gain(self.along.gain, along.gain))
-        (du, dstrength), dA = first.backward(k, penalty, A.contiguous(), t, a, along, final, g.da, g.dk, dA)
-        return (g.dq, g.dk, g.dv, du, g.dbeta, g.ddecay, dstrength), (g.dS, dA, g.dz)
+        (du, dstrength), dforget, (dA, *df) = first.backward(
+            k, penalty, A.contiguous(), t, a, along, final, g.da, g.dk, [dA, *df]
+        )
+        return (g.dq, g.dk, g.dv, du, g.dbeta, g.ddecay, dstrength, dforget), (g.dS, dA, g.dz, *df)
+
+
+def _parted(buffers: Sequence[Tensor]) -> tuple[Tensor, directions.Kept, memory.Kept]:
+    """The tensors of `VLALauncher.buffers`."""
+    a, *rest = buffers
+    n = len(directions.Kept._fields)
+    return a, directions.Kept(*rest[:n]), memory.Kept(*rest[n:])
 
 
 vla_triton = KernelOperator("vla_triton", VLALauncher, DirectionSettings, MemorySettings).forward
