@@ -48,7 +48,8 @@ CONTENDERS: Mapping[str, Contender] = {
     "vla": Contender("vla", {}),
     "gated-vla": Contender("gated-vla", {}),
     "gated-vla, A fixed": Contender("gated-vla", {"update_penalty": False}),
-    "gated-vla, forgetting": Contender("gated-vla", {"forget": True}),
+    "gated-vla, no forgetting": Contender("gated-vla", {"forget": False}),
+    "gated-vla, all w from 0.05": Contender("gated-vla", {"strength_init": 0.05, "strength_spread": 1.0}),
 }
 
 
@@ -103,7 +104,7 @@ def runs(preset: Preset) -> Sequence[Train]:
     return [
         run(name, n, rate, seed, preset)
         for n in (*hard, easy)
-        for name in reversed(CONTENDERS)
+        for name in sorted(CONTENDERS, key=lambda name: name != "gated-vla")
         for seed in preset.seeds
         for rate in scale.rates
     ]

@@ -12,7 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import measure
-from benchmarks.lm.contenders import CONTENDERS, FULL, QUICK, VOCABULARY, Scale
+from benchmarks.lm.contenders import CONTENDERS, EVERY, FULL, QUICK, VOCABULARY, Scale
 from benchmarks.lm.data import Texts
 from benchmarks.lm.run import Clock, Step, build
 from varla.training.graph import WARM
@@ -22,13 +22,13 @@ STEPS, PROFILED = 12, 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m benchmarks.lm.profile", description=__doc__)
-    parser.add_argument("contenders", nargs="*", metavar="CONTENDER", help=f"of: {', '.join(CONTENDERS)}; all of them")
+    parser.add_argument("contenders", nargs="*", metavar="CONTENDER", help=f"of: {', '.join(EVERY)}")
     parser.add_argument("--kernels", type=int, default=16, help="how many to show")
     parser.add_argument("--quick", action="store_true", help="tiny models, on the CPU")
     given = parser.parse_args(arguments)
     for name in given.contenders:
-        if name not in CONTENDERS:
-            parser.error(f"there is no contender {name!r}; there are: {', '.join(CONTENDERS)}")
+        if name not in EVERY:
+            parser.error(f"there is no contender {name!r}; there are: {', '.join(EVERY)}")
     if given.kernels < 1:
         parser.error(f"--kernels must be at least 1, got {given.kernels}")
     if not given.quick and not torch.cuda.is_available():

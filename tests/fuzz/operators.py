@@ -217,7 +217,7 @@ class Heads:
         # Relative to the largest number, or to `least` where the inputs cancel each other. A head that diverges has
         # numbers of all sizes: there, relative to the largest so far.
         largest = wanted.masked_fill(ever > near, 0).abs().max()
-        if key == "S" and self.start is not None:  # S may shrink, but not its errors inside a chunk
+        if key in ("S", "o") and self.start is not None:  # S may shrink, but not its errors inside a chunk
             largest = largest.maximum(self.start)
         off = (x - wanted).abs() / torch.where(ever > near, so_far, largest).clamp_min(self.least)
         off = torch.where((soon > near) & ~x.isfinite(), 0.0, off)

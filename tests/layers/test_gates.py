@@ -89,8 +89,8 @@ def test_time_scales_begin_between_tens_and_thousands_of_tokens(heads):
 @pytest.mark.parametrize("start", [1e-6, 0.05, 1.0, 50.0])
 @torch.no_grad()
 def test_strengths_begin_where_they_are_told_to(start):
-    gate = PenaltyStrength(8, 3, start=start, most=100.0)
-    assert (gate(torch.zeros(1, 1, 8)) / start - 1).abs().max() <= 1e-5
+    gate = PenaltyStrength(8, 3, start=start, spread=8.0, most=100.0)
+    assert (gate(torch.zeros(1, 1, 8)) / start - torch.tensor([1 / 4, 1, min(4, 100 / start)])).abs().max() <= 1e-5
     y = torch.tensor([start], dtype=torch.float64)
     assert (softplus(inverse_softplus(y)) / start - 1).abs().max() <= 1e-9
 
@@ -166,7 +166,8 @@ def test_gates_can_be_watched(name):
     ("options", "message"),
     [
         ({"strength_init": 0.0}, "strength_init must be greater than 0"),
-        ({"strength_init": 200.0}, r"strength_init must be at most 1000 \* lambda0 = 100 .* got 200.0"),
+        ({"strength_init": 20.0}, r"strength_init \* strength_spread must be at most 1000 \* lambda0 = 100 .* got 20.0"),
+        ({"strength_spread": 0.5}, "strength_spread must be at least 1, got 0.5"),
         ({"lambda0": -1.0}, "lambda0 must be greater than 0"),
         ({"penalty_scale": 1.0}, "unknown option of 'gated-vla' 'penalty_scale'"),
         ({"negative_eigenvalues": 1}, "negative_eigenvalues must be True or False"),
@@ -179,8 +180,8 @@ def test_wrong_options_are_refused(options, message):
 
 @torch.no_grad()
 def test_gated_vla_forgets_with_its_decay_at_the_beat():
-    plain, x = make("gated-vla", conv=4), randn(2, 23, 24, seed=1)
-    layer = make("gated-vla", conv=4, forget=True, beat=8)
+    plain, x = make("gated-vla", conv=4, forget=False), randn(2, 23, 24, seed=1)
+    layer = make("gated-vla", conv=4, beat=8)
     layer.load_state_dict(plain.state_dict())
     wanted = layer(x)[0]
     assert error(wanted[:, :8], plain(x)[0][:, :8]) <= 1e-12
@@ -196,7 +197,9 @@ def test_gated_vla_forgets_with_its_decay_at_the_beat():
 
 def test_forgetting_has_its_state_and_refuses_what_it_cannot_do():
     H = 3
-    assert make("gated-vla", forget=True).state_size(100) == make("gated-vla").state_size(100) + 4 * H
+    assert make("gated-vla").state_size(100) == make("gated-vla", forget=False).state_size(100) + 4 * H
+    for options in ({"refresh_every": 20}, {"update_penalty": False}):
+        assert make("gated-vla", **options).settings.forget_at == "token"
     with pytest.raises(ValueError, match="forget and refresh both keep A from shrinking"):
         make("gated-vla", forget=True, refresh_every=20)
     with pytest.raises(ValueError, match="beat must be at least 1, got 0"):

@@ -23,9 +23,9 @@ class GatedVLA(GatedLayer):
     q and k have unit length after SiLU, u has unit length. u, beta, d and w are projections of the input (after the
     convolution), and all but u are one number a head. With w = 0 this is Gated DeltaNet.
 
-    With `forget`, A forgets what S forgets: every `beat` tokens, A^-1 <- lambda0 I + C (A^-1 - lambda0 I), with C the
-    product of d since the last beat. Without it the penalty grows with the context, also beyond what was trained with.
-    `beat` should be a fraction of the length of training rows, so that the model sees beats.
+    A forgets what S forgets: every `beat` tokens, A^-1 <- lambda0 I + C (A^-1 - lambda0 I), with C the product of d
+    since the last beat. Without it the penalty grows with the context, also beyond what was trained with. `beat` should
+    be a fraction of the length of training rows, so that the model sees beats, and a multiple of 64 for speed.
     """
 
     name = "gated-vla"
@@ -37,26 +37,31 @@ class GatedVLA(GatedLayer):
         d_model: int,
         n_heads: int,
         *,
-        strength_init: float = 0.05,
+        strength_init: float = 0.5,
+        strength_spread: float = 10.0,
         lambda0: float = 0.1,
         refresh_every: int | None = None,
         refresh: float = VLASettings.refresh,
         gain: str = "unit",
         update_penalty: bool = True,
-        forget: bool = False,
+        forget: bool | None = None,
         beat: int = 256,
         **options: Any,
     ):
-        """Options: `strength_init`, where w begins; others as in `varla.vla`; those that all mechanisms share.
+        """Options: `strength_init`, `strength_spread`, `forget`; others as in `varla.vla` and in all mechanisms.
 
-        With the unit gain only w / lambda0 matters. `update_penalty=False` keeps A at I / lambda0. It is an ablation:
-        with the unit gain that is Gated DeltaNet, and u and w are not used.
+        The heads' w begin between strength_init / strength_spread and strength_init * strength_spread, evenly in their
+        logarithm. With the unit gain only w / lambda0 matters. `forget` None: True, unless A is refreshed or fixed.
+        `update_penalty=False` keeps A at I / lambda0. It is an ablation: with the unit gain that is Gated DeltaNet, and
+        u and w are not used.
         """
         super().__init__(d_model, n_heads, **options)
         self.options: dict[str, Any] = {
             "lambda0": lambda0, "refresh_every": refresh_every, "refresh": refresh, "gain": gain,
             "update_penalty": update_penalty, "normalizer": False, **self.FEATURES,
         }  # fmt: skip
+        if forget is None:
+            forget = update_penalty and refresh_every is None
         check_flag("forget", forget)
         if forget:
             self.options |= {"forget_at": "beat", "beat": beat}
@@ -64,14 +69,17 @@ class GatedVLA(GatedLayer):
         self.settings = VLASettings(**self.options)  # a wrong value is refused here, not at the first batch
         self.settings.check_forget(torch.zeros(1) if forget else None)
         check_number("strength_init", strength_init, above=0)
+        check_number("strength_spread", strength_spread, least=1)
         most = STRONGEST * lambda0
-        if strength_init > most:
+        if strength_init * strength_spread > most:
             raise ValueError(
-                f"strength_init must be at most {STRONGEST} * lambda0 = {most:g} (above, rounding errors would stay in "
-                f"A), got {strength_init!r}"
+                f"strength_init * strength_spread must be at most {STRONGEST} * lambda0 = {most:g} (above, rounding "
+                f"errors would stay in A), got {strength_init!r} * {strength_spread!r}"
             )
         self.u = nn.Linear(d_model, n_heads * self.head_dim, bias=self.q.bias is not None)
-        self.strength = PenaltyStrength(d_model, n_heads, start=strength_init, most=most)
+        self.strength = PenaltyStrength(
+            d_model, n_heads, start=strength_init, spread=strength_spread, most=most
+        )
 
     def gates(self, x: Tensor, dtype: torch.dtype) -> dict[str, Any]:
         """See GatedLayer."""

