@@ -48,13 +48,14 @@ def inverse(x: Tensor) -> Tensor:
     return R.mT @ R
 
 
-def faded_inverse(A: Tensor, C: Tensor, lambda0: float) -> Tensor:
-    """(lambda0 I + C (A^-1 - lambda0 I))^-1 for symmetric positive definite A [..., D, D] and C [...] in [0, 1].
+def faded_inverse(A: Tensor, C: Tensor, lambda0: float) -> tuple[Tensor, Tensor]:
+    """((lambda0 I + C (A^-1 - lambda0 I))^-1, R) for symmetric positive definite A [..., D, D] and C [...] in [0, 1].
 
     It is R A with R = (C I + lambda0 (1 - C) A)^-1. Where C = 1, A does not change by a bit.
     """
     C = C[..., None, None]
-    return symmetric(inverse(C * eye_like(A, A.shape[-1]) + lambda0 * (1 - C) * A) @ A)
+    R = inverse(C * eye_like(A, A.shape[-1]) + lambda0 * (1 - C) * A)
+    return symmetric(R @ A), R
 
 
 def solve_lower(L: Tensor, X: Tensor, unit: bool = False) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
@@ -11,12 +12,12 @@ from varla.arguments import refuse_unknown
 from varla.ops import dispatch
 from varla.ops.checks import check_gated, check_inputs, check_untracked
 from varla.ops.custom_op import Arguments
-from varla.ops.directions import FADING
+from varla.ops.directions import at_chunks, fading_kernels
 from varla.ops.directions.reference import directions_reference, forgetting_reference
 from varla.ops.directions.settings import DirectionOptions, DirectionSettings
 from varla.ops.dispatch import CallOptions, Held, Mechanism, Result
 from varla.ops.fused.chunk import vla_chunk, vla_forgetting_chunk
-from varla.ops.memory import kernel_form, memory_chunk
+from varla.ops.memory import kernel_form
 from varla.ops.memory.reference import memory_reference
 from varla.ops.memory.settings import MemorySettings
 from varla.ops.state import ForgettingState, VLAState
@@ -354,42 +355,25 @@ def _decode_fading(inputs: Sequence[Any], state: ForgettingState, settings: Sequ
     return o
 
 
-class FadingVLA:
-    """Forgetting at the beat: `directions` does it in pieces (directions/fading.py), then `memory` follows."""
-
-    inputs, state, output_like = vla_forgetting_chunk.inputs, vla_forgetting_chunk.state, 2
-
-    def __init__(self, fresh: bool):
-        """`fresh`: all sequences begin with this call."""
-        self.along = FADING[fresh]
-
-    def __call__(self, call: Arguments, state: Held, chunk_size: int, keep: bool) -> Result:
-        """In chunk form, with the arguments of ChunkOperator. The directions are not rounded to the inputs' dtype."""
-        inputs, t, cu_seqlens, (along, own) = call
-        S, A, z, f = state
-        q, k, v, u, beta, decay, strength, forget = (None if x is None else x.to(A.dtype) for x in inputs)
-        solving = Arguments((k, u, strength, forget), t, cu_seqlens, (along,))
-        a, (A, f) = self.along(solving, [A, f], chunk_size, keep)
-        writing = Arguments((q, k, v, a, beta, decay), t, cu_seqlens, (own,))
-        o, (S, z) = memory_chunk(writing, [S, z], chunk_size, keep)
-        return o.to(inputs[0].dtype), [S, A, z, f]
-
-    def kernels(self, call: Arguments, held: Held, keep: bool) -> Result:
-        """With the arguments of dispatch.Mechanism.kernels."""
-        if self.along.at_chunks(call.settings[0]):
-            return _kernels(call, held, keep)
-        (q, k, v, u, beta, decay, strength, forget), t, cu_seqlens, (along, own) = call
-        S, A, z, f = held
-        solving = Arguments((k, u, strength, forget), t, cu_seqlens, (along,))
-        a, (A, f) = self.along.kernels(solving, [A, f], keep)
-        writing = Arguments((q, k, v, a, beta, decay), t, cu_seqlens, (own,))
-        o, (S, z) = kernel_form(writing, [S, z], keep)
-        return o, [S, A, z, f]
+def _fading_kernels(call: Arguments, held: Held, keep: bool, fresh: bool) -> Result:
+    """Forgetting at the beat by kernels: in one operator, or in pieces of `directions` and then `memory`."""
+    (q, k, v, u, beta, decay, strength, forget), t, cu_seqlens, (along, own) = call
+    if at_chunks(along, fresh):
+        return _kernels(call, held, keep)
+    S, A, z, f = held
+    solving = Arguments((k, u, strength, forget), t, cu_seqlens, (along,))
+    a, (A, f) = fading_kernels(solving, [A, f], keep, fresh)
+    writing = Arguments((q, k, v, a, beta, decay), t, cu_seqlens, (own,))
+    o, (S, z) = kernel_form(writing, [S, z], keep)
+    return o, [S, A, z, f]
 
 
 _VLA = Mechanism(VLAState, _reference, vla_chunk, _kernels, decode=_decode)
 _FORGETTING = Mechanism(ForgettingState, _forgetting_reference, vla_forgetting_chunk)
 _FADING = {
-    fresh: Mechanism(ForgettingState, _forgetting_reference, form, form.kernels, decode=_decode_fading)
-    for fresh, form in ((fresh, FadingVLA(fresh)) for fresh in (False, True))
-}
+    fresh: Mechanism(
+        ForgettingState, _forgetting_reference, vla_forgetting_chunk, partial(_fading_kernels, fresh=fresh),
+        decode=_decode_fading,
+    )
+    for fresh in (False, True)
+}  # fmt: skip

@@ -10,6 +10,7 @@ forget_at="beat", lambda - lambda0 I is multiplied there by the product of c sin
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
@@ -142,45 +143,30 @@ _chunk = DirectionOperator("directions_chunk", DirectionCell, "k u strength?", "
 _DIRECTIONS = Mechanism(DirectionState, _reference, _chunk, _kernels)
 
 
-class FadingDirections:
-    """`fading` over pieces in chunk form, and by kernels. `fresh` as there."""
+def fading_kernels(call: Arguments, held: Held, keep: bool, fresh: bool) -> Result:
+    """Forgetting at the beat by kernels. `fresh`: all sequences begin with this call."""
+    settings = call.settings[0]
+    if at_chunks(settings, fresh):
+        return _kernels(call, held, keep)
 
-    inputs, state, output_like = forgetting_chunk.inputs, forgetting_chunk.state, 0
+    def pieces(x: Sequence[Any], A: Tensor) -> tuple[Tensor, Tensor]:
+        a, (after,) = _kernels(Arguments(x, call.t.new_zeros(len(A)), None, (settings,)), [A], keep)
+        return a, after
 
-    def __init__(self, fresh: bool):
-        """See the class."""
-        self.fresh = fresh
+    return fading(call.inputs, held, call.t, call.cu_seqlens, settings, fresh, pieces)
 
-    def at_chunks(self, settings: DirectionSettings) -> bool:
-        """Whether all beats are at the ends of chunks: the kernels then need no pieces."""
-        from varla.ops.triton.plan import CHUNK
 
-        return self.fresh and settings.beat % CHUNK == 0
+def at_chunks(settings: DirectionSettings, fresh: bool) -> bool:
+    """Whether all beats are known to be at the ends of chunks: the kernels then need no pieces."""
+    from varla.ops.triton.plan import CHUNK
 
-    def __call__(self, call: Arguments, state: Held, chunk_size: int, keep: bool) -> Result:
-        """In chunk form, with the arguments of ChunkOperator."""
-
-        def pieces(x: Sequence[Any], A: Tensor) -> tuple[Tensor, Tensor]:
-            a, (after,) = _chunk(Arguments(x, call.t.new_zeros(len(A)), None, call.settings), [A], chunk_size, keep)
-            return a, after
-
-        return fading(call.inputs, state, call.t, call.cu_seqlens, call.settings[0], self.fresh, pieces)
-
-    def kernels(self, call: Arguments, held: Held, keep: bool) -> Result:
-        """With the arguments of dispatch.Mechanism.kernels."""
-        if self.at_chunks(call.settings[0]):
-            return _kernels(call, held, keep)
-
-        def pieces(x: Sequence[Any], A: Tensor) -> tuple[Tensor, Tensor]:
-            a, (after,) = _kernels(Arguments(x, call.t.new_zeros(len(A)), None, call.settings), [A], keep)
-            return a, after
-
-        return fading(call.inputs, held, call.t, call.cu_seqlens, call.settings[0], self.fresh, pieces)
+    return fresh and settings.beat % CHUNK == 0
 
 
 FORGETTING = Mechanism(ForgettingDirectionState, _forgetting_reference, forgetting_chunk)
-FADING = {fresh: FadingDirections(fresh) for fresh in (False, True)}
 _FADING = {
-    fresh: Mechanism(ForgettingDirectionState, _forgetting_reference, form, form.kernels)
-    for fresh, form in FADING.items()
+    fresh: Mechanism(
+        ForgettingDirectionState, _forgetting_reference, forgetting_chunk, partial(fading_kernels, fresh=fresh)
+    )
+    for fresh in (False, True)
 }

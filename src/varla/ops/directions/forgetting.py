@@ -16,6 +16,8 @@ begins by giving the prior back in the rows that are due:
 
 A token of the other stage has u = 0 and c = 1, and changes nothing. Shapes are as in chunk.py; log c is [M, n, 1], f =
 log C is [M].
+
+With forget_at="beat", a stage forgets nothing (s is 0), and begins with A^-1 <- lambda0 I + C (A^-1 - lambda0 I).
 """
 
 from collections.abc import Sequence
@@ -24,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from varla.ops.algebra import add_to_inverse, by_chunk, dot, eye_like, solve_lower, symmetric
+from varla.ops.algebra import add_to_inverse, by_chunk, dot, eye_like, faded_inverse, solve_lower, symmetric
 from varla.ops.checks import readable
 from varla.ops.chunk.driver import Context, Inputs, Tensors
 from varla.ops.custom_op import Arguments
@@ -48,6 +50,8 @@ class ForgettingCell(DirectionCell):
         """Remember the scalars. There is no refresh: `check_forget` refuses it."""
         super().__init__(settings)
         self.beat = settings.beat
+        if settings.forget_at == "beat":
+            self.may_be_minus_infinity = *self.may_be_minus_infinity, 3
 
     def forward(self, inputs: Inputs, state: Tensors, context: Context) -> tuple[Tensor, Tensors, Tensors]:
         """See Cell."""
@@ -95,14 +99,14 @@ def forward(tokens: Tokens, state: Tensors, settings: DirectionSettings) -> tupl
     """(a [M, n, D], A and f before each chunk, A and f after the last) from A [N, D, D] and f [N]."""
     K, u, strength, forget, due = tokens
     A, f = symmetric(state[0]), state[1]
-    if readable(forget):  # before A could lose its digits
+    if settings.forget_at == "token" and readable(forget):  # before A could lose its digits
         settings.check_prior(shares(forget, due, f), strength, K.shape[-1])
     U = Penalty(u, strength, settings).U
     starts, found = [], []
     chunks = zip(*(by_chunk(x, A.shape[0]).unbind() for x in (K, U, forget, due)), strict=True)
     for K_g, U_g, log_g, due_g in chunks:
         starts.append((A, f))
-        stages = Stages(K_g, U_g, log_g, due_g, A, f, settings.lambda0)
+        stages = Stages(K_g, U_g, log_g, due_g, A, f, settings)
         found.append(stages.P)
         A, f = stages.last.end
     A0, f0 = (torch.cat(x) for x in zip(*starts, strict=True))
@@ -126,7 +130,7 @@ class Recomputed:
         """All chunks at once: starts are A [M, D, D] and f [M] before each chunk."""
         (K, u, strength, forget, due), (A0, f0) = tokens, starts
         self.penalty = Penalty(u, strength, settings)
-        self.stages = Stages(K, self.penalty.U, forget, due, A0, f0, settings.lambda0)
+        self.stages = Stages(K, self.penalty.U, forget, due, A0, f0, settings)
         self.gain = Gain(settings.gain, self.stages.P, K)
         self.a = self.gain.a
 
@@ -144,18 +148,20 @@ class Stages:
     P [M, n, D] has rows A_t k_t; `last` is the stage that a chunk ends with.
     """
 
-    def __init__(self, K: Tensor, U: Tensor, log: Tensor, due: Tensor, A: Tensor, f: Tensor, lambda0: float):
+    def __init__(
+        self, K: Tensor, U: Tensor, log: Tensor, due: Tensor, A: Tensor, f: Tensor, settings: DirectionSettings
+    ):
         """U, K [M, n, D], due and log c [M, n, 1], A [M, D, D], f [M]."""
         self.K = K
         first, inside = due[:, 0, 0], due[:, 1:, 0]
         if not some(inside):
-            one = self.last = Stage(K, U, log, first, A, f, lambda0)
+            one = self.last = Stage(K, U, log, first, A, f, settings)
             self.parts: list[tuple[Stage, Tensor | None]] = [(one, None)]
             self.P = one.P
             return
         late = torch.cat((torch.zeros_like(due[:, :1]), due[:, 1:]), 1).cummax(1)[0]
-        one = Stage(K, U.masked_fill(late, 0), log.masked_fill(late, 0), first, A, f, lambda0)
-        two = Stage(K, U.masked_fill(~late, 0), log.masked_fill(~late, 0), inside.any(1), *one.end, lambda0)
+        one = Stage(K, U.masked_fill(late, 0), log.masked_fill(late, 0), first, A, f, settings)
+        two = Stage(K, U.masked_fill(~late, 0), log.masked_fill(~late, 0), inside.any(1), *one.end, settings)
         self.last, self.parts = two, [(one, ~late), (two, late)]
         self.P = torch.where(late, two.P, one.P)
 
@@ -179,21 +185,31 @@ class Stages:
 
 
 class Stage:
-    """The prior is given back in rows that are due, and then n tokens without a beat follow."""
+    """The beat in rows that are due, and then n tokens without one. `fades`: whether A^-1 forgets at the beat alone."""
 
-    def __init__(self, K: Tensor, U: Tensor, log: Tensor, due: Tensor, A: Tensor, f: Tensor, lambda0: float):
+    def __init__(
+        self, K: Tensor, U: Tensor, log: Tensor, due: Tensor, A: Tensor, f: Tensor, settings: DirectionSettings
+    ):
         """U, K [M, n, D], log c [M, n, 1]; A [M, D, D], f and due [M] before the stage."""
-        self.due, self.f, self.lambda0 = due, f, lambda0
-        self.L: Tensor | None = None
-        if some(due):
-            A, self.L = add_to_inverse(A, torch.where(due, -lambda0 * torch.expm1(f), 0))
-        self.A0, s = A, log.cumsum(1)
+        self.due, self.f, self.lambda0, self.fades = due, f, settings.lambda0, settings.forget_at == "beat"
+        self.L: Tensor | None = None  # L L^T = I + m A: A^-1 gained m I
+        self.R: Tensor | None = None  # A became R A
+        if self.fades and some(due):
+            A, self.R = faded_inverse(A, self.share, self.lambda0)
+        elif some(due):
+            A, self.L = add_to_inverse(A, torch.where(due, -self.lambda0 * torch.expm1(f), 0))
+        self.A0, s = A, torch.zeros_like(log) if self.fades else log.cumsum(1)
         self.grown, self.root = torch.exp(-s), torch.exp(-s / 2)
         self.U = U * self.root
         self.parts = factor(self.U, A, None, eye_like(U, U.shape[1]))
         self.P = apply_A(K, A, self.parts.Z, None).mul_(self.grown)
         A1 = symmetric(torch.baddbmm(A, self.parts.Z.mT, self.parts.Z, alpha=-1))
-        self.end = A1 * self.grown[:, -1:], torch.where(due, 0, f) + s[:, -1, 0]
+        self.end = A1 * self.grown[:, -1:], torch.where(due, 0, f) + log.sum((1, 2))
+
+    @property
+    def share(self) -> Tensor:
+        """C [M] in rows that are due, else 1."""
+        return torch.where(self.due, self.f.exp(), 1)
 
 
 class Pass:
@@ -203,8 +219,8 @@ class Pass:
         """dP [M, n, D] is zero for tokens of other stages."""
         self.stage, self.dP = stage, dP
         self.adjoint = Adjoint(stage.U, K, stage.A0, stage.parts, dP * stage.grown)
-        self.R: Tensor | None = None  # (I + m A)^-1
-        if stage.L is not None:
+        self.R = stage.R
+        if stage.L is not None:  # (I + m A)^-1
             inverse = solve_lower(stage.L, eye_like(K, K.shape[-1]).expand_as(stage.L))
             self.R = torch.bmm(inverse.mT, inverse)
         self.after: list[tuple[Tensor, Tensor]] = []
@@ -217,8 +233,14 @@ class Pass:
         Lam = symmetric(torch.baddbmm(self.adjoint.own[here], Pi.mT, torch.bmm(Lam, Pi)))
         if self.R is None:
             return Lam, df
-        # (A^-1 + m I)^-1: its derivative by A is the congruence with R, by m minus its square.
         A, R = stage.A0[here], self.R[here]
+        if stage.fades:
+            # (lambda0 I + C (A^-1 - lambda0 I))^-1: by A^-1 as below, and C times; by C, A' (A^-1 - lambda0 I) A'.
+            C = stage.share[here]
+            dC = -(torch.bmm(Lam, A) * (R - stage.lambda0 * A)).sum((1, 2))
+            df = torch.where(stage.due[here], C * dC, df)
+            return C[:, None, None] * symmetric(torch.bmm(R, torch.bmm(Lam, R))), df
+        # (A^-1 + m I)^-1: its derivative by A is the congruence with R, by m minus its square.
         dm = -(torch.bmm(Lam, A) * A).sum((1, 2))
         df = torch.where(stage.due[here], -stage.lambda0 * stage.f[here].exp() * dm, df)
         return symmetric(torch.bmm(R, torch.bmm(Lam, R))), df
@@ -228,6 +250,8 @@ class Pass:
         stage = self.stage
         Lam, df = (torch.cat(x) for x in zip(*reversed(self.after), strict=True))
         dU, dK = self.adjoint.gradients(stage.grown[:, -1:] * Lam)
+        if stage.fades:  # C alone depends on log c
+            return dU, dK, df[:, None, None].expand_as(stage.grown)
         ds = -(dot(self.dP, stage.P) + dot(dU, stage.U) / 2)
         ds[:, -1, 0] += df - (Lam * stage.end[0]).sum((1, 2))
         return dU * stage.root, dK, ds.flip(1).cumsum(1).flip(1)

@@ -79,7 +79,7 @@ def give_back(A: Tensor, f: Tensor, t: Tensor, settings: DirectionSettings) -> t
         return A, f
     due = due[:, None]
     if settings.forget_at == "beat":
-        return faded_inverse(A, torch.where(due, f.exp(), 1), settings.lambda0), torch.where(due, 0, f)
+        return faded_inverse(A, torch.where(due, f.exp(), 1), settings.lambda0)[0], torch.where(due, 0, f)
     m = torch.where(due, -settings.lambda0 * torch.expm1(f), 0)
     return add_to_inverse(A, m)[0], torch.where(due, 0, f)
 

@@ -57,6 +57,8 @@ class ForgettingVLACell(VLACell):
         """Remember the scalars. There is no refresh: `check_forget` refuses it."""
         super().__init__(along, settings)
         self.beat = along.beat
+        if along.forget_at == "beat":
+            self.may_be_minus_infinity = *self.may_be_minus_infinity, 7
 
     def forward(self, inputs: Inputs, state: Tensors, context: Context) -> tuple[Tensor, Tensors, Tensors]:
         """See Cell."""
