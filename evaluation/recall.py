@@ -49,7 +49,7 @@ CONTENDERS: Mapping[str, Contender] = {
     "gated-vla": Contender("gated-vla", {}),
     "gated-vla, A fixed": Contender("gated-vla", {"update_penalty": False}),
     "gated-vla, no forgetting": Contender("gated-vla", {"forget": False}),
-    "gated-vla, all w from 0.05": Contender("gated-vla", {"strength_init": 0.05, "strength_spread": 1.0}),
+    "gated-vla, u drawn": Contender("gated-vla", {"u_init": "drawn"}),
 }
 
 

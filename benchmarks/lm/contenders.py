@@ -37,16 +37,14 @@ GATED_CONTENDERS: dict[str, Contender] = {
     "gated-vla": Contender(("gated-vla",), 0.9e6),
     "gated-vla, A fixed": Contender(("gated-vla",), 1.1e6, {"gated-vla": {"update_penalty": False}}),
 }
-WEAK = {"strength_init": 0.05, "strength_spread": 1.0}
+DRAWN = {"u_init": "drawn"}
 # For `--gated --only`: one seed of each, on fewer tokens. Twice as wide values: as many bytes of state as gated-vla.
 BESIDE: dict[str, Contender] = {
     "vla": CONTENDERS["vla"],
     "mesa": Contender(("mesa",), 0.1e6),
     "gated-vla, no forgetting": Contender(("gated-vla",), 0.94e6, {"gated-vla": {"forget": False}}),
-    "gated-vla, all w from 0.05": Contender(("gated-vla",), 0.9e6, {"gated-vla": WEAK}),
-    "gated-vla, all w from 0.05, no forgetting": Contender(
-        ("gated-vla",), 0.94e6, {"gated-vla": {**WEAK, "forget": False}}
-    ),
+    "gated-vla, u drawn": Contender(("gated-vla",), 0.9e6, {"gated-vla": DRAWN}),
+    "gated-vla, u drawn, no forgetting": Contender(("gated-vla",), 0.94e6, {"gated-vla": {**DRAWN, "forget": False}}),
     "gated-vla and softmax": Contender(("gated-vla", "gated-vla", "gated-vla", "softmax"), 1.0e6),
     "gated-deltanet, wide": Contender(("gated-deltanet",), 1.1e6, {"gated-deltanet": {"value_dim": 128}}),
 }

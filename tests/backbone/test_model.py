@@ -47,7 +47,7 @@ def test_the_same_seed_gives_the_same_shared_weights(preset):
     for name in NAMES:
         for key, parameter in models[name].items():
             for other in NAMES:
-                if key in models[other] and models[other][key].shape == parameter.shape:
+                if key in models[other] and models[other][key].shape == parameter.shape and ".u." not in key:
                     assert torch.equal(models[other][key], parameter), (name, other, key)
     assert "blocks.0.mixer.q.weight" in models["vla"]
     another = Backbone(backbone_config(preset, "vla"), seed=4).double()

@@ -89,8 +89,8 @@ def test_time_scales_begin_between_tens_and_thousands_of_tokens(heads):
 @pytest.mark.parametrize("start", [1e-6, 0.05, 1.0, 50.0])
 @torch.no_grad()
 def test_strengths_begin_where_they_are_told_to(start):
-    gate = PenaltyStrength(8, 3, start=start, spread=8.0, most=100.0)
-    assert (gate(torch.zeros(1, 1, 8)) / start - torch.tensor([1 / 4, 1, min(4, 100 / start)])).abs().max() <= 1e-5
+    gate = PenaltyStrength(8, 3, start=start, most=100.0)
+    assert (gate(torch.zeros(1, 1, 8)) / start - 1).abs().max() <= 1e-5
     y = torch.tensor([start], dtype=torch.float64)
     assert (softplus(inverse_softplus(y)) / start - 1).abs().max() <= 1e-9
 
@@ -166,8 +166,8 @@ def test_gates_can_be_watched(name):
     ("options", "message"),
     [
         ({"strength_init": 0.0}, "strength_init must be greater than 0"),
-        ({"strength_init": 20.0}, r"strength_init \* strength_spread must be at most 1000 \* lambda0 = 100 .* got 20.0"),
-        ({"strength_spread": 0.5}, "strength_spread must be at least 1, got 0.5"),
+        ({"strength_init": 200.0}, r"strength_init must be at most 1000 \* lambda0 = 100 .* got 200.0"),
+        ({"u_init": "k"}, "u_init must be one of 'keys', 'drawn', got 'k'"),
         ({"lambda0": -1.0}, "lambda0 must be greater than 0"),
         ({"penalty_scale": 1.0}, "unknown option of 'gated-vla' 'penalty_scale'"),
         ({"negative_eigenvalues": 1}, "negative_eigenvalues must be True or False"),
@@ -176,6 +176,18 @@ def test_gates_can_be_watched(name):
 def test_wrong_options_are_refused(options, message):
     with pytest.raises((ValueError, TypeError), match=message):
         make("gated-vla", **options)
+
+
+def test_penalty_directions_begin_as_the_keys():
+    """In a layer by itself, and in a network, where each module draws its own numbers."""
+    config = backbone_config("tuned", "gated-vla", n_layers=2, vocab_size=8)
+    layers = [make("gated-vla"), *(block.mixer for block in Backbone(config, seed=1).blocks)]
+    for layer in layers:
+        assert torch.equal(layer.u.weight, layer.k.weight)
+        assert torch.equal(layer.u.bias, layer.k.bias)
+    assert not torch.equal(layers[1].k.weight, layers[2].k.weight)
+    drawn = make("gated-vla", u_init="drawn")
+    assert not torch.equal(drawn.u.weight, drawn.k.weight)
 
 
 @torch.no_grad()

@@ -49,6 +49,7 @@ def test_gates_begin_as_in_the_lab():
             assert torch.equal(layer.mixer.get_parameter(name), wanted.get_parameter(name))
         for gate in (layer.mixer.decay, layer.mixer.strength):
             assert abs(float(gate.projection.weight.detach().std()) - 0.05) < 2e-2
+        assert torch.equal(layer.mixer.u.weight, layer.mixer.k.weight)
 
 
 def test_gates_made_on_the_meta_device_begin_alike():
@@ -81,6 +82,8 @@ def test_gates_that_a_checkpoint_does_not_hold_begin_alike_and_others_are_kept(t
             assert torch.equal(parameter, before.get_parameter(name)), name
         elif name.endswith(OWN):
             assert torch.equal(parameter, wanted.get_parameter(name)), name
+        elif name.endswith("u.weight"):
+            assert torch.equal(parameter, before.get_parameter(name.replace("u.weight", "k.weight"))), name
 
 
 @torch.no_grad()

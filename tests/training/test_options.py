@@ -39,6 +39,7 @@ VALUES = {
     "rotary": [100.0],
     "scale": ["null", 0.5],
     "strength_init": [1.0],
+    "u_init": ["drawn"],
     "update_penalty": [False],
     "value_dim": [4],
 }

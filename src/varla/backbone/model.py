@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from varla.arguments import check_choice, check_count
 from varla.backbone.block import Block
 from varla.layers import ModelState, build
+from varla.layers.gates import CopiedLinear
 from varla.layers.norm import make_norm
 from varla.layers.softmax import positions
 from varla.ops.packing import check_packing
@@ -125,7 +126,7 @@ def initialise(model: nn.Module, scheme: str, seed: int) -> None:
             module.reset_parameters()
             if isinstance(module, nn.Embedding) and scheme != "default":
                 nn.init.normal_(module.weight, std=0.02)
-            if isinstance(module, nn.Linear) and scheme == "normal":
+            if isinstance(module, nn.Linear) and not isinstance(module, CopiedLinear) and scheme == "normal":
                 nn.init.normal_(module.weight, std=0.02)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)

@@ -5,12 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from varla.arguments import check_flag, check_number
-from varla.layers.gates import GatedLayer, PenaltyStrength
+from varla.arguments import check_choice, check_flag, check_number
+from varla.layers.gates import CopiedLinear, GatedLayer, PenaltyStrength
 from varla.layers.vla import decodes, penalty_readings
 from varla.ops import ForgettingState, State, VLAState, vla, vla_step
 from varla.ops.vla import VLASettings
 
+U_INITS = ("keys", "drawn")
 STRONGEST = 1000  # strengths are at most this many times lambda0, or float32 states lose their digits
 
 
@@ -21,7 +22,8 @@ class GatedVLA(GatedLayer):
         S <- d S,   S <- S + beta (v - S k) a^T,   o = D ** -0.5 S q
 
     q and k have unit length after SiLU, u has unit length. u, beta, d and w are projections of the input (after the
-    convolution), and all but u are one number a head. With w = 0 this is Gated DeltaNet.
+    convolution), and all but u are one number a head. With w = 0 this is Gated DeltaNet. The projection of u begins as
+    that of k: A then penalises keys that were written, from the first step of training on.
 
     A forgets what S forgets: every `beat` tokens, A^-1 <- lambda0 I + C (A^-1 - lambda0 I), with C the product of d
     since the last beat. Without it the penalty grows with the context, also beyond what was trained with. `beat` should
@@ -37,8 +39,8 @@ class GatedVLA(GatedLayer):
         d_model: int,
         n_heads: int,
         *,
-        strength_init: float = 0.5,
-        strength_spread: float = 10.0,
+        strength_init: float = 0.05,
+        u_init: str = "keys",
         lambda0: float = 0.1,
         refresh_every: int | None = None,
         refresh: float = VLASettings.refresh,
@@ -48,10 +50,10 @@ class GatedVLA(GatedLayer):
         beat: int = 256,
         **options: Any,
     ):
-        """Options: `strength_init`, `strength_spread`, `forget`; others as in `varla.vla` and in all mechanisms.
+        """Options: `strength_init`, `u_init`, `forget`; others as in `varla.vla`; those that all mechanisms share.
 
-        The heads' w begin between strength_init / strength_spread and strength_init * strength_spread, evenly in their
-        logarithm. With the unit gain only w / lambda0 matters. `forget` None: True, unless A is refreshed or fixed.
+        `strength_init` is where w begins; with the unit gain only w / lambda0 matters. `u_init`: the projection of u
+        begins as that of k ("keys"), or by itself ("drawn"). `forget` None: True, unless A is refreshed or fixed.
         `update_penalty=False` keeps A at I / lambda0. It is an ablation: with the unit gain that is Gated DeltaNet, and
         u and w are not used.
         """
@@ -69,17 +71,16 @@ class GatedVLA(GatedLayer):
         self.settings = VLASettings(**self.options)  # a wrong value is refused here, not at the first batch
         self.settings.check_forget(torch.zeros(1) if forget else None)
         check_number("strength_init", strength_init, above=0)
-        check_number("strength_spread", strength_spread, least=1)
         most = STRONGEST * lambda0
-        if strength_init * strength_spread > most:
+        if strength_init > most:
             raise ValueError(
-                f"strength_init * strength_spread must be at most {STRONGEST} * lambda0 = {most:g} (above, rounding "
-                f"errors would stay in A), got {strength_init!r} * {strength_spread!r}"
+                f"strength_init must be at most {STRONGEST} * lambda0 = {most:g} (above, rounding errors would stay in "
+                f"A), got {strength_init!r}"
             )
-        self.u = nn.Linear(d_model, n_heads * self.head_dim, bias=self.q.bias is not None)
-        self.strength = PenaltyStrength(
-            d_model, n_heads, start=strength_init, spread=strength_spread, most=most
-        )
+        check_choice("u_init", u_init, U_INITS)
+        bias = self.k.bias is not None
+        self.u = CopiedLinear(self.k) if u_init == "keys" else nn.Linear(d_model, self.k.out_features, bias=bias)
+        self.strength = PenaltyStrength(d_model, n_heads, start=strength_init, most=most)
 
     def gates(self, x: Tensor, dtype: torch.dtype) -> dict[str, Any]:
         """See GatedLayer."""

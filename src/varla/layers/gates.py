@@ -19,6 +19,21 @@ SHORTEST, LONGEST = 16, 4096  # tokens: the time scales between which the heads 
 RATE = 8.0  # the mean of the initial rates in Gated DeltaNet
 
 
+class CopiedLinear(nn.Linear):
+    """A projection that begins as a copy of another one, which must be drawn before it."""
+
+    def __init__(self, other: nn.Linear):
+        """It has the sizes of the other."""
+        self.other = (other,)  # in a tuple, or it would be a part of this module
+        super().__init__(other.in_features, other.out_features, bias=other.bias is not None)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Copy the other as it is now."""
+        for name, parameter in self.named_parameters():
+            parameter.copy_(self.other[0].get_parameter(name))
+
+
 class WriteStrength(nn.Linear):
     """beta = most * sigmoid(W x + b), one a head: x [B, T, d_model] to beta [B, T, H]."""
 
@@ -77,7 +92,9 @@ class LogDecay(SoftplusGate):
 
     def initial(self) -> dict[str, Tensor]:
         """See SoftplusGate."""
-        tokens = SHORTEST * (LONGEST / SHORTEST) ** places(self.bias)
+        H = self.bias.shape[0]
+        place = (torch.arange(H, dtype=torch.float64, device=self.bias.device) + 0.5) / H
+        tokens = SHORTEST * (LONGEST / SHORTEST) ** place
         return {"bias": inverse_softplus(1 / (RATE * tokens)), "log_rate": torch.full_like(tokens, math.log(RATE))}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -87,31 +104,21 @@ class LogDecay(SoftplusGate):
 
 
 class PenaltyStrength(SoftplusGate):
-    """w = min(softplus(W x + bias), most), one a head.
+    """w = min(softplus(W x + bias), most), one a head. For x = 0 it begins at `start`."""
 
-    For x = 0, the heads begin between start / spread and start * spread, evenly in their logarithm. Those that remember
-    longest are the strongest.
-    """
-
-    def __init__(self, d_model: int, n_heads: int, *, start: float, spread: float, most: float):
-        """`start` > 0, `spread` >= 1. `most` is what the operator allows: on a GPU it does not check."""
+    def __init__(self, d_model: int, n_heads: int, *, start: float, most: float):
+        """`start` > 0. `most` is what the operator allows: on a GPU it does not check."""
         super().__init__(d_model, n_heads)
-        self.start, self.spread, self.most = start, spread, most
+        self.start, self.most = start, most
         self.reset_parameters()
 
     def initial(self) -> dict[str, Tensor]:
         """See SoftplusGate."""
-        return {"bias": inverse_softplus(self.start * self.spread ** (2 * places(self.bias) - 1))}
+        return {"bias": inverse_softplus(torch.full_like(self.bias, self.start, dtype=torch.float64))}
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B, T, d_model] to w [B, T, H], 0 to `most`, in float32 or wider."""
         return self.gate(x).clamp(max=self.most)
-
-
-def places(x: Tensor) -> Tensor:
-    """A place for each of the H numbers of x, evenly between 0 and 1: float64 [H]."""
-    H = x.shape[0]
-    return (torch.arange(H, dtype=torch.float64, device=x.device) + 0.5) / H
 
 
 def inverse_softplus(y: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 
-from varla.layers.gates import SoftplusGate
+from varla.layers.gates import CopiedLinear, SoftplusGate
 from varla.models.configuration import VarlaConfig
 
 _README = """---
@@ -65,6 +65,9 @@ class VarlaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
             init.uniform_(module.weight, -(bound := 1 / math.sqrt(module.kernel_size[0])), bound)
             if module.bias is not None:
                 init.zeros_(module.bias)
+        elif isinstance(module, CopiedLinear):  # the other one has been drawn or loaded by now
+            for name, parameter in module.named_parameters():
+                init.copy_(parameter, module.other[0].get_parameter(name))
         elif isinstance(module, SoftplusGate):
             for name, value in module.initial().items():
                 init.copy_(getattr(module, name), value)

@@ -18,7 +18,7 @@ from varla.ops.directions.triton.walk import STEP, lengths, slot, span_of, symme
 from varla.ops.triton.algebra import cholesky_inverse, dot, features, normalized, operand, unit, unit_backward
 from varla.ops.triton.tiles import column, matrix, rows, store_column, store_matrix, store_rows
 
-PART = tl.constexpr(128)  # entries of a matrix for one program of the faded sums
+PART = tl.constexpr(512)  # entries of a matrix for one program of the faded sums
 
 
 @triton.jit
@@ -105,46 +105,49 @@ def log_sum(forget, spans, out, H, BLOCK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["every"])
-def faded_sum(x, log, initial, f, first, H, D, prior, every):
+def faded_sum(x, log, initial, f, first, H, D, prior, every, parts):
     """Replace the sums x [spans, H, D, D] of w u u^T over each span by Y = A^-1 - prior I before the span.
 
     After `every` spans Y fades: Y <- C Y, with C = exp(the sum of their logs [spans, H]). initial [sequences, H, D, D]
     is A^-1 before each sequence. f [sequences, H] gets the sum of the logs since the last beat.
     """
-    sequence, head = tl.program_id(0) // H, tl.program_id(0) % H
-    i = tl.program_id(1) * PART + tl.arange(0, PART)
+    # Neighbouring programs have neighbouring parts of a matrix: matrices lie at large powers of two from each other.
+    own, part = tl.program_id(0) // parts, tl.program_id(0) % parts
+    sequence, head = own // H, own % H
+    i = part * PART + tl.arange(0, PART)
     inside = i < D * D
     begin, end = tl.load(first + sequence), tl.load(first + sequence + 1)
-    own = sequence * H + head
     Y = tl.load(initial + own.to(tl.int64) * D * D + i, inside, 0.0) - tl.where(i // D == i % D, prior, 0.0)
     since = tl.zeros([], tl.float32)
+    where = x + (begin * H + head).to(tl.int64) * D * D + i
+    gained = tl.load(where, inside, 0.0)
     for span in range(begin, end):
-        where = x + (span * H + head).to(tl.int64) * D * D + i
-        gained = tl.load(where, inside, 0.0)
+        following = tl.load(where + H * D * D, inside & (span + 1 < end), 0.0)  # loads while the others compute
         tl.store(where, Y, inside)
+        where += H * D * D
         Y += gained
+        gained = following
         since += tl.load(log + span * H + head)
         if ((span - begin + 1) % every == 0) & (span + 1 < end):
             Y *= tl.exp(since)
             since = tl.zeros([], tl.float32)
-    if tl.program_id(1) == 0:
+    if part == 0:
         tl.store(f + own, since)
 
 
 @triton.jit(do_not_specialize=["every"])
-def faded_gradient(x, Ys, log, last, df, total, slopes, first, H, D, every):
+def faded_gradient(x, Ys, log, last, df, total, slopes, first, H, D, every, parts):
     """The backward of `faded_sum`, from the last span to the first.
 
     Replaces the gradients x [spans, H, D, D] of A^-1 from the tokens of each span by those from all later ones. `last`
     and `total` [sequences, H, D, D] are the gradients of A^-1 after and before each sequence, df [sequences, H] that of
     f. slopes [spans, H, parts] get the gradients of the logs, a share of each part.
     """
-    sequence, head = tl.program_id(0) // H, tl.program_id(0) % H
-    part, parts = tl.program_id(1), tl.num_programs(1)
+    own, part = tl.program_id(0) // parts, tl.program_id(0) % parts
+    sequence, head = own // H, own % H
     i = part * PART + tl.arange(0, PART)
     inside = i < D * D
     begin, end = tl.load(first + sequence), tl.load(first + sequence + 1)
-    own = sequence * H + head
     dY = tl.load(last + own.to(tl.int64) * D * D + i, inside, 0.0)
     slope = tl.where(part == 0, tl.load(df + own), 0.0)
     for back in range(end - begin):

@@ -202,11 +202,11 @@ class DirectionLauncher(Launcher):
 
     def _starts_faded(self, u: Penalty, A: Tensor, f: Sequence[Tensor], kept: Kept) -> None:
         """A before every span, with forget. Fills kept.Y and kept.A, and f [N, H]."""
-        s, plan, prior = self.shape, self.plan, self.settings.lambda0
+        s, plan, prior, blocks = self.shape, self.plan, self.settings.lambda0, self._parts
         self._square_sum(u, kept.Y, unit=True)
         self.launch(
-            inverse.faded_sum, (len(plan.sequences) * s.H, parts(s.D * s.D, inverse.PART.value)),
-            kept.Y, kept.log, self._inverse(A), *f, plan.span_first, s.H, s.D, prior, self._spans_of_a_beat,
+            inverse.faded_sum, (len(plan.sequences) * s.H * blocks,),
+            kept.Y, kept.log, self._inverse(A), *f, plan.span_first, s.H, s.D, prior, self._spans_of_a_beat, blocks,
             num_warps=4,
         )  # fmt: skip
         self._invert_spans(kept.Y, kept.A, A, prior)
@@ -307,11 +307,11 @@ class DirectionLauncher(Launcher):
 
     def _faded_gradient(self, x: Tensor, last: Tensor, df: Sequence[Tensor], total: Tensor, kept: Kept) -> Tensor:
         """The gradients of kept.log. x and total become as `running_sum` makes them, with the fading's backward."""
-        s, plan, blocks = self.shape, self.plan, parts(self.shape.D**2, inverse.PART.value)
+        s, plan, blocks = self.shape, self.plan, self._parts
         slopes = x.new_empty(len(plan.spans), s.H, blocks)
         self.launch(
-            inverse.faded_gradient, (len(plan.sequences) * s.H, blocks),
-            x, kept.Y, kept.log, last, *df, total, slopes, plan.span_first, s.H, s.D, self._spans_of_a_beat,
+            inverse.faded_gradient, (len(plan.sequences) * s.H * blocks,),
+            x, kept.Y, kept.log, last, *df, total, slopes, plan.span_first, s.H, s.D, self._spans_of_a_beat, blocks,
             num_warps=4,
         )  # fmt: skip
         return slopes.sum(-1)
@@ -356,6 +356,11 @@ class DirectionLauncher(Launcher):
     @cached_property
     def _gradient_span(self) -> int:
         return gcd(self.settings.beat, GRADIENT_SPAN) if self._forgets else GRADIENT_SPAN
+
+    @cached_property
+    def _parts(self) -> int:
+        """Programs for one matrix of the faded sums."""
+        return parts(self.shape.D**2, inverse.PART.value)
 
     @cached_property
     def _spans_of_a_beat(self) -> int:
