@@ -11,7 +11,7 @@ from benchmarks.gpu.record import Findings, Options
 
 LIMIT = 240.0  # seconds
 DIRECTLY = (  # kernels that are not launched by a Launcher
-    "decode_token", "walk_tokens", "recurrent_forward", "recurrent_backward", "convolve_forward", "convolve_slopes",
+    "decode_token", "fade", "walk_tokens", "recurrent_forward", "recurrent_backward", "convolve_forward", "convolve_slopes",
     "convolve_turned", "convolve_before_backward",
     "norm_forward", "norm_backward", "rotate_rows", "gate_forward", "gate_backward",
     "features_forward", "features_backward",
@@ -35,24 +35,28 @@ def launch_and_note(self, kernel, *arguments, **options):
     launch(self, kernel, *arguments, **options)
 Launcher.launch = launch_and_note
 
-def gates(B, T, H, dtype=torch.float32):
-    values = {"beta": 1, "decay": -1, "strength": 1}
+def gates(B, T, H, dtype=torch.float32, **others):
+    values = {"beta": 1, "decay": -1, "strength": 1, **others}
     return {k: (s * torch.rand(B, T, H, device="cuda", dtype=dtype)).requires_grad_() for k, s in values.items()}
 
-def both(B, T, H, D, dtype, gated=False, **options):
+def both(B, T, H, D, dtype, given=None, **options):
     x = [torch.randn(B, T, H, D, device="cuda", dtype=dtype, requires_grad=True) for _ in range(4)]
-    given = gates(B, T, H, dtype) if gated else {}
+    given = given or {}
     o, state = varla.vla(*x, **given, return_state=True, backend="triton", **options)
     (o.float().sum() + sum(y.sum() for y in (state.S, state.A, state.z))).backward()
-    return [y.detach() for y in x], varla.VLAState.of(y.detach() for y in state.tensors().values())
+    return [y.detach() for y in x], state.detach()
 
 for period in (20, None):
     both(1, 1100, 1, 64, torch.bfloat16, refresh_every=period)
     x, state = both(2, 90, 2, 32, torch.float32, refresh_every=period)
 both(1, 90, 2, 16, torch.float32, update_penalty=False, normalizer=False)
 for period in (20, None):
-    both(2, 190, 2, 64, torch.bfloat16, refresh_every=period, gated=True)
+    both(2, 190, 2, 64, torch.bfloat16, gates(2, 190, 2, torch.bfloat16), refresh_every=period)
+forgetting = {"refresh_every": None, "forget_at": "beat", "beat": 64}
+y, held = both(2, 192, 2, 32, torch.float32, gates(2, 192, 2, forget=-0.1), **forgetting)
 with torch.no_grad():
+    token = {k: g[:, 0] for k, g in gates(2, 1, 2, forget=-0.1).items()}
+    varla.vla_step(*(each[:, 0] for each in y), held, backend="triton", **token, **forgetting)
     varla.vla_step(*(y[:, 0] for y in x), state, backend="triton")
     varla.vla_step(*(y[:, 0] for y in x), state, backend="triton", **{k: g[:, 0] for k, g in gates(2, 1, 2).items()})
     vla_sequential(*x, state, VLASettings())
