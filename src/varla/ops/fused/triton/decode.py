@@ -23,6 +23,7 @@ from varla.ops.directions.triton.inverse import fade
 from varla.ops.directions.triton.walk import TINY
 from varla.ops.memory.settings import MemorySettings
 from varla.ops.triton.algebra import features, normalized, unit
+from varla.ops.triton.launcher import capability_of
 from varla.ops.triton.tiles import loaded, matrix, rows, store_matrix, store_rows
 
 ARRIVAL = tl.constexpr(40)  # the lower bits of t that hold the token count; the others count programs (`next_token`)
@@ -217,6 +218,7 @@ def _fade(A: Tensor, f: Tensor, t: Tensor, forget: Tensor, along: DirectionSetti
             fade[(B * H,)](
                 A, f, t, forget.contiguous(), A.new_empty(B * H, 16, BD + 16), H, D, along.lambda0, along.beat,
                 BD=BD, WALK="tf32x3", WARPS=warps, num_warps=warps,
+                maxnreg=None if capability_of(A.device) >= 9 else 255,  # as Shape.max_registers
             )  # fmt: skip
 
 
