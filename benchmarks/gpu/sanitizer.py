@@ -11,8 +11,8 @@ from benchmarks.gpu.record import Findings, Options
 
 LIMIT = 240.0  # seconds
 DIRECTLY = (  # kernels that are not launched by a Launcher
-    "decode_token", "fade", "walk_tokens", "recurrent_forward", "recurrent_backward", "convolve_forward", "convolve_slopes",
-    "convolve_turned", "convolve_before_backward",
+    "decode_token", "fade", "walk_tokens", "recurrent_forward", "recurrent_backward", "convolve_forward",
+    "convolve_slopes", "convolve_turned", "convolve_before_backward",
     "norm_forward", "norm_backward", "rotate_rows", "gate_forward", "gate_backward",
     "features_forward", "features_backward",
 )  # fmt: skip

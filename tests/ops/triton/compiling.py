@@ -1,7 +1,8 @@
 """Compiles every kernel that a call would launch, for a GPU that need not be there, and reports what each one takes.
 
 Run as a program, in a process without TRITON_INTERPRET: python -m tests.ops.triton.compiling ARCH TYPE D DV REFRESH
-[GATES]. Prints one JSON object for each kernel. The host code runs as it is, on CPU tensors; only the launch is replaced.
+[GATES]. Prints one JSON object for each kernel. The host code runs as it is, on CPU tensors; only the launch is
+replaced.
 """
 
 import json

@@ -184,7 +184,9 @@ def test_the_operator_is_registered_right(packed: bool, gated: bool) -> None:
     halves = VLASettings(penalty_scale=0.25).halves
     values = (1.0, -0.5, 0.3) if gated else ()
     gates = [torch.full_like(inputs[0][..., :1], value).requires_grad_() for value in values]
-    arguments = flat((*inputs, *(gates or [None] * 3), None, *memory, None, state.t.to(DEVICE), cu_seqlens, *halves, True))
+    arguments = flat(
+        (*inputs, *(gates or [None] * 3), None, *memory, None, state.t.to(DEVICE), cu_seqlens, *halves, True)
+    )
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     found = torch.library.opcheck(vla_triton.registered, arguments, test_utils=checks)
     assert set(found.values()) == {"SUCCESS"}

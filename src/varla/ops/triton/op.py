@@ -40,9 +40,7 @@ class KernelOperator(StateOperator):
         with torch.cuda.device_of(first):
             tokens = [(first if x is None else x).flatten(0, 1).contiguous() for x in call.inputs]
             launcher = self._launcher(call, keep)
-            o, *final = launcher.run(
-                tokens, [None if x is None else x.contiguous() for x in state], call.t, kept
-            )
+            o, *final = launcher.run(tokens, [None if x is None else x.contiguous() for x in state], call.t, kept)
         return [o.to(like.dtype).view(like.shape), *final, *extra]
 
     def run_backward(

@@ -62,9 +62,7 @@ def spans_needed(sequences: int, tokens: int, span: int, packed: bool) -> int:
 
 
 @lru_cache(maxsize=64)
-def make_plan(
-    lengths: tuple[int, ...], span: int, device: torch.device, gradient_span: int = GRADIENT_SPAN
-) -> Plan:
+def make_plan(lengths: tuple[int, ...], span: int, device: torch.device, gradient_span: int = GRADIENT_SPAN) -> Plan:
     """The tables for sequences of these lengths, end to end."""
     chunks, chunk_position, chunk_first, sequences = [], [], [0], []
     start = 0

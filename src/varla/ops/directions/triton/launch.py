@@ -108,9 +108,7 @@ class DirectionLauncher(Launcher):
         rows = self.plan.chunks[:, :1] + torch.arange(CHUNK, device=k.device)
         dP = dP[rows.clamp(max=len(dP) - 1).long()].transpose(1, 2).contiguous()  # [chunks, H, CHUNK, D]
         penalty = Penalty(u, strength)
-        (du, dstrength), dforget, dstate = self.backward(
-            k, penalty, A.contiguous(), t, a, held, final, dP, dk, dfinal
-        )
+        (du, dstrength), dforget, dstate = self.backward(k, penalty, A.contiguous(), t, a, held, final, dP, dk, dfinal)
         return (dk, du, dstrength, dforget), dstate
 
     def forward(
