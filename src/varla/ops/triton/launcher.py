@@ -165,10 +165,14 @@ class Launcher:
         )  # fmt: skip
 
 
-def parts_needed(B: int, T: int, span: int, sequences: int, packed: bool) -> tuple[int, int]:
-    """Upper bounds, from shapes alone, on (chunks, spans) of [B, T, H, *]. They are exact if nothing is packed."""
+def parts_needed(
+    kind: type[Launcher], size: Sequence[int], given: tuple[bool, ...], settings: tuple[Any, ...], sequences: int,
+    packed: bool,
+) -> tuple[int, int]:  # fmt: skip
+    """Upper bounds, from shapes alone, on (chunks, spans) of `size` [B, T, H, *]. Exact if nothing is packed."""
+    B, T, H = size[:3]
     chunks = T // CHUNK + sequences if packed else B * parts(T, CHUNK)
-    return chunks, spans_needed(sequences, B * T, span, packed)
+    return chunks, spans_needed(sequences, B * T, kind.spans(B * T, H, given, *settings)[0], packed)
 
 
 known_parts = lru_cache(maxsize=256)(parts_needed)  # for integer sizes; under torch.compile they may be symbolic

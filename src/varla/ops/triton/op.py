@@ -31,15 +31,16 @@ class KernelOperator(StateOperator):
         """See StateOperator."""
         call, state, keep = self.split(arguments)
         first, like = call.inputs[0], call.inputs[self.output_like]
-        B, T = first.shape[:2]
-        chunks, spans = known_parts(B, T, self._span(call), len(call.t), call.cu_seqlens is not None)
+        given = tuple(x is not None for x in call.inputs)
+        packed = call.cu_seqlens is not None
+        chunks, spans = known_parts(self.kind, first.shape, given, tuple(call.settings), len(call.t), packed)
         kept = self.kind.buffers(call.inputs, chunks, spans, *call.settings)
         extra = kept if keep else []
         if first.numel() == 0:
             return [torch.empty_like(like), *(x.clone() for x in present(state)), *extra]
         with torch.cuda.device_of(first):
             tokens = [(first if x is None else x).flatten(0, 1).contiguous() for x in call.inputs]
-            launcher = self._launcher(call, keep)
+            launcher = self._launcher(call, given, keep)
             o, *final = launcher.run(tokens, [None if x is None else x.contiguous() for x in state], call.t, kept)
         return [o.to(like.dtype).view(like.shape), *final, *extra]
 
@@ -52,43 +53,34 @@ class KernelOperator(StateOperator):
             return [None if x is None else torch.zeros_like(x) for x in call.inputs], [x.clone() for x in dfinal]
         with torch.cuda.device_of(first):
             *tokens, do = ((first if x is None else x).flatten(0, 1).contiguous() for x in (*call.inputs, do))
-            launcher = self._launcher(call, True)
+            launcher = self._launcher(call, tuple(x is not None for x in call.inputs), True)
             grads, dstate = launcher.run_backward(tokens, call.t, kept, do, [x.contiguous() for x in dfinal])
         pairs = zip(grads, call.inputs, strict=True)
         return [None if x is None else grad.to(x.dtype).view(x.shape) for grad, x in pairs], dstate
 
     def buffers(self, call: Arguments, state: Sequence[Any]) -> list[Tensor]:
         """See StateOperator."""
-        B, T = call.inputs[0].shape[:2]
-        chunks, spans = parts_needed(B, T, self._span(call), call.t.shape[0], call.cu_seqlens is not None)
+        given, packed = tuple(x is not None for x in call.inputs), call.cu_seqlens is not None
+        size, settings = call.inputs[0].shape, tuple(call.settings)
+        chunks, spans = parts_needed(self.kind, size, given, settings, call.t.shape[0], packed)
         return self.kind.buffers(call.inputs, chunks, spans, *call.settings)
-
-    def _span(self, call: Arguments) -> int:
-        """Tokens in a span."""
-        B, T, H = call.inputs[0].shape[:3]
-        return self.kind.spans(B * T, H, _given(call), *call.settings)[0]
 
     def also_kept(self, state: Sequence[Any], results: Sequence[Tensor]) -> list[Tensor]:
         """See StateOperator."""
         return self.kind.also_kept(state, results)
 
-    def _launcher(self, call: Arguments, backward: bool) -> Launcher:
-        """The launcher for a call, with compiled kernels."""
+    def _launcher(self, call: Arguments, given: tuple[bool, ...], backward: bool) -> Launcher:
+        """The launcher for a call with these inputs, with compiled kernels."""
         first, like = call.inputs[0], call.inputs[self.output_like]
         B, T, H, D = first.shape
         lengths = (T,) * B if call.cu_seqlens is None else tuple(sequence_bounds(call.cu_seqlens, T)[1])
         sizes = H, D, like.shape[-1]
         found = launcher_for(
-            self.kind, lengths, sizes, _given(call), first.dtype, first.device, tuple(call.settings), backward
+            self.kind, lengths, sizes, given, first.dtype, first.device, tuple(call.settings), backward
         )
         if first.is_cuda and torch.cuda.is_current_stream_capturing():
             _captured.append(found.plan)  # for ever: the graph holds the addresses of the plan's tables
         return found
-
-
-def _given(call: Arguments) -> tuple[bool, ...]:
-    """Which of the inputs there are."""
-    return tuple(x is not None for x in call.inputs)
 
 
 @lru_cache(maxsize=64)

@@ -293,10 +293,10 @@ class DirectionLauncher(Launcher):
         else:
             self.running_sum(sums, last, total, plan.gradient_first, reverse=True)
         du = Penalty(torch.empty_like(u.u), torch.empty_like(u.strength))
-        dforget = u.u.new_empty(*u.u.shape[:2], 1, dtype=torch.float32)
+        dforget = u.u.new_empty(*u.u.shape[:2], 1, dtype=torch.float32) if self._forgets else None
         self.launch(
             inverse.direction_backward, (len(plan.chunks) * s.H,),
-            *u, a, G, sums, dlog, *du, dforget, plan.chunks, plan.chunk_position, plan.chunk_first,
+            *u, a, G, sums, dlog, *du, sums if dforget is None else dforget, plan.chunks, plan.chunk_position, plan.chunk_first,
             plan.gradient_first, s.H, s.D, self._scalars[0],
             BD=s.BD, STRENGTH=self._strong, FORGET=self._forgets, CHUNK=CHUNK, SPAN=self._gradient_span,
             DOT=self.precision.dot, num_warps=s.finish_warps, num_stages=1,

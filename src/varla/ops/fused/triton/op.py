@@ -19,6 +19,8 @@ from varla.ops.memory.triton import launch as memory
 from varla.ops.triton.launcher import Launcher, Precision
 from varla.ops.triton.op import KernelOperator
 
+OWN = 1 + len(directions.Kept._fields)  # of the buffers, those of `memory` come after a and those of `directions`
+
 
 @dataclass(frozen=True)
 class VLALauncher(Launcher):
@@ -72,7 +74,7 @@ class VLALauncher(Launcher):
         q, k, v, u, beta, decay, strength, forget = x
         S, A, z, _ = state
         first, second = self.halves
-        a, along, held = _parted(kept)
+        a, along, held = kept[0], directions.Kept(*kept[1:OWN]), memory.Kept(*kept[OWN:])
         A, *f = first.forward(k, directions.Penalty(u, strength), forget, A, t, a, along)
         o, S, z = second.forward(memory.Tokens(q, k, v, a, beta, decay), held, S, z)
         return o, S, A, z, *f
@@ -84,7 +86,7 @@ class VLALauncher(Launcher):
         q, k, v, u, beta, decay, strength, _ = x
         dS, dA, dz, *df = dfinal
         *buffers, A, final = kept
-        a, along, held = _parted(buffers)
+        a, along, held = buffers[0], directions.Kept(*buffers[1:OWN]), memory.Kept(*buffers[OWN:])
         first, second = self.halves
         tokens, penalty = memory.Tokens(q, k, v, a, beta, decay), directions.Penalty(u, strength)
         g = second.backward(tokens, held, do, dS, dz, memory.Gain(self.along.gain, along.gain))
@@ -92,13 +94,6 @@ class VLALauncher(Launcher):
             k, penalty, A.contiguous(), t, a, along, final, g.da, g.dk, [dA, *df]
         )
         return (g.dq, g.dk, g.dv, du, g.dbeta, g.ddecay, dstrength, dforget), (g.dS, dA, g.dz, *df)
-
-
-def _parted(buffers: Sequence[Tensor]) -> tuple[Tensor, directions.Kept, memory.Kept]:
-    """The tensors of `VLALauncher.buffers`."""
-    a, *rest = buffers
-    n = len(directions.Kept._fields)
-    return a, directions.Kept(*rest[:n]), memory.Kept(*rest[n:])
 
 
 vla_triton = KernelOperator("vla_triton", VLALauncher, DirectionSettings, MemorySettings).forward
