@@ -1,10 +1,11 @@
-"""Forgetting at the beat: what tokens have added to A^-1 fades every `beat` tokens, and the prior does not.
+"""Forgetting at the beat by kernels that do not know beats: those inside a chunk, or of sequences that go on.
 
     before a token that is due    A^-1 <- lambda0 I + C (A^-1 - lambda0 I),   C <- 1
     for every token               A^-1 <- A^-1 + w u u^T,   C <- c C
 
-Between two beats nothing fades. So every sequence is cut at its beats, and `directions` without forgetting computes all
-pieces at once, each as a row of its own. With G_p the sum of w u u^T over piece p, A before piece p is
+What tokens have added to A^-1 fades, and the prior does not. Between two beats nothing fades. So every sequence is cut
+at its beats, and `directions` without forgetting computes all pieces at once, each as a row of its own. With G_p the sum
+of w u u^T over piece p, A before piece p is
 
     A_p = (lambda0 I + Y_p)^-1,   Y_(p+1) = C_p (Y_p + G_p).
 
