@@ -24,6 +24,8 @@ def operators(T):
         "gated_delta_rule": (varla.delta_rule, (q, k, v, gate), {"decay": -gate}),
         "gated_vla": (varla.vla, (q, k, v, u), {"beta": gate, "decay": -gate, "strength": gate}),
         "forgetting": (varla.vla, (q, k, v, u), {"strength": gate, "forget": -gate / 20, "refresh_every": None}),
+        "settings": (varla.vla, (q, k, v, u), {"refresh_every": 7, "lambda0": 0.3, "chunk_size": 16}),
+        "fading": (varla.vla, (q, k, v, u), {"forget": -gate, "refresh_every": None, "forget_at": "beat", "beat": 16}),
         "mesa": (varla.mesa, (q, k, v, gate), {"decay": -gate / 20}),
         "decayed_delta_rule": (varla.decayed_delta_rule, (q, k, v, -gate), {}),
         "decayed_by_channel": (varla.decayed_delta_rule, (q, k, v, -v.exp()), {}),

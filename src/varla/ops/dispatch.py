@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -101,12 +102,17 @@ def split(options: Mapping[str, Any], scalars: Mapping[str, Any]) -> tuple[dict[
 def settings_of(kind: type[Settings], options: Mapping[str, Any]) -> Settings:
     """Settings with these values. They are cached, so values are checked once and not at every call."""
     if torch.compiler.is_compiling():
-        return kind(**options)
+        return kind(**{name: constant(value) for name, value in options.items()})
     try:
         settings: Settings = _settings(kind, **options)  # type: ignore[arg-type]
         return settings
     except TypeError:  # an unhashable value, or one of a wrong type: without the cache, the class says which
         return kind(**options)
+
+
+def constant(value: Any) -> Any:
+    """The value, but an integer as a constant where torch.compile(dynamic=True) would take it for a size."""
+    return operator.index(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 @lru_cache(maxsize=1024, typed=True)

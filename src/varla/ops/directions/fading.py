@@ -4,8 +4,8 @@
     for every token               A^-1 <- A^-1 + w u u^T,   C <- c C
 
 What tokens have added to A^-1 fades, and the prior does not. Between two beats nothing fades. So every sequence is cut
-at its beats, and `directions` without forgetting computes all pieces at once, each as a row of its own. With G_p the sum
-of w u u^T over piece p, A before piece p is
+at its beats, and `directions` without forgetting computes all pieces at once, each as a row of its own. With G_p the
+sum of w u u^T over piece p, A before piece p is
 
     A_p = (lambda0 I + Y_p)^-1,   Y_(p+1) = C_p (Y_p + G_p).
 

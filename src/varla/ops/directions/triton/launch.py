@@ -296,8 +296,8 @@ class DirectionLauncher(Launcher):
         dforget = u.u.new_empty(*u.u.shape[:2], 1, dtype=torch.float32) if self._forgets else None
         self.launch(
             inverse.direction_backward, (len(plan.chunks) * s.H,),
-            *u, a, G, sums, dlog, *du, sums if dforget is None else dforget, plan.chunks, plan.chunk_position, plan.chunk_first,
-            plan.gradient_first, s.H, s.D, self._scalars[0],
+            *u, a, G, sums, dlog, *du, sums if dforget is None else dforget, plan.chunks, plan.chunk_position,
+            plan.chunk_first, plan.gradient_first, s.H, s.D, self._scalars[0],
             BD=s.BD, STRENGTH=self._strong, FORGET=self._forgets, CHUNK=CHUNK, SPAN=self._gradient_span,
             DOT=self.precision.dot, num_warps=s.finish_warps, num_stages=1,
         )  # fmt: skip
