@@ -198,6 +198,21 @@ def test_forgetting_without_strengths() -> None:
     assert_forgets(inputs, 64, 1e-5, torch.float32)
 
 
+def test_forgetting_of_sequences_that_go_on() -> None:
+    """Rows at different distances from their next beat."""
+    settings = {**GATED, "forget_at": "beat", "beat": 64}
+    inputs = {name: x.float().double() for name, x in forgetting(190, B=2, H=1).items()}
+    first, rest = ({name: x[:, part] for name, x in inputs.items()} for part in (slice(90), slice(90, None)))
+    _, state = varla.vla(**first, return_state=True, backend="reference", **settings)
+    state.t[1] += 38  # the first token is due
+    single = of_type(state, torch.float32)
+    wanted = outcome(rest, of_type(single, torch.float64), torch.float64, "cpu", backend="reference", **settings)
+    got = outcome(rest, single.to(DEVICE), torch.float32, DEVICE, backend="triton", **settings)
+    errors = {name: relative(got[name], wanted[name]) for name in wanted if wanted[name].isfinite().all()}
+    assert not {name: error for name, error in errors.items() if not error <= 1e-5 and wanted[name].abs().max() > 0}
+    assert torch.allclose(got["f"].double().cpu(), wanted["f"])
+
+
 def test_forgetting_in_packed_sequences() -> None:
     lengths = [3, 0, 70, 1, 130, 64]
     cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
