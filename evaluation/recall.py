@@ -39,6 +39,8 @@ class Contender:
     wide: bool = False
 
 
+# The layer's defaults, spelled out: records are found by what is spelled out, and a new default needs new runs.
+GATED: Mapping[str, Any] = {"strength_init": 0.05, "u_init": "keys", "forget": True, "beat": 256}
 CONTENDERS: Mapping[str, Contender] = {
     "softmax": Contender("softmax", {}),
     "deltanet": Contender("deltanet", {}),
@@ -46,10 +48,10 @@ CONTENDERS: Mapping[str, Contender] = {
     "gated-deltanet": Contender("gated-deltanet", {}),
     "gated-deltanet, wide": Contender("gated-deltanet", {}, wide=True),
     "vla": Contender("vla", {}),
-    "gated-vla": Contender("gated-vla", {}),
+    "gated-vla": Contender("gated-vla", GATED),
     "gated-vla, A fixed": Contender("gated-vla", {"update_penalty": False}),
-    "gated-vla, no forgetting": Contender("gated-vla", {"forget": False}),
-    "gated-vla, u drawn": Contender("gated-vla", {"u_init": "drawn"}),
+    "gated-vla, no forgetting": Contender("gated-vla", {**GATED, "forget": False}),
+    "gated-vla, u drawn": Contender("gated-vla", {**GATED, "u_init": "drawn"}),
 }
 
 

@@ -1,11 +1,14 @@
 """The evaluation of recall: the same treatment for all, equal bytes of state, and a table of what is recorded."""
 
+import inspect
+
 import pytest
 
 from evaluation import recall
 from reproduction.records import Results, load
 from reproduction.runs import FULL, QUICK
 from varla.layers import build
+from varla.layers.gated_vla import GatedVLA
 
 PRESETS = pytest.mark.parametrize("preset", [QUICK, FULL], ids=lambda preset: preset.name)
 
@@ -19,6 +22,12 @@ def test_every_mechanism_gets_the_same_treatment(preset):
         other = recall.run("softmax", 16, 1e-3, 42, preset).config
         assert (own.preset, own.task, own.train, own.seed) == (other.preset, other.task, other.train, other.seed)
         assert own.layer["head_dim"] == recall.SCALES[preset.name].head_dim
+
+
+def test_gated_vla_is_the_layer_as_it_is_by_default():
+    defaults = {name: each.default for name, each in inspect.signature(GatedVLA).parameters.items()}
+    assert {name: defaults[name] for name in recall.GATED} == {**recall.GATED, "forget": None}
+    assert build("gated-vla", d_model=8, n_heads=2).settings.forget_at == "beat"
 
 
 @PRESETS
