@@ -22,7 +22,8 @@ STEPS, PROFILED = 12, 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m benchmarks.lm.profile", description=__doc__)
-    parser.add_argument("contenders", nargs="*", metavar="CONTENDER", help=f"of: {', '.join(EVERY)}")
+    listed = f"of: {', '.join(EVERY)} (default: the first {len(CONTENDERS)})"
+    parser.add_argument("contenders", nargs="*", metavar="CONTENDER", help=listed)
     parser.add_argument("--kernels", type=int, default=16, help="how many to show")
     parser.add_argument("--quick", action="store_true", help="tiny models, on the CPU")
     given = parser.parse_args(arguments)

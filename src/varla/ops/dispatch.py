@@ -6,13 +6,14 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any, Generic, Protocol, TypedDict, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
 
 from varla.arguments import check_choice, check_count, check_flag, refuse_unknown
 from varla.ops.backends import backends, cannot_launch, transformed
+from varla.ops.chunk.op import ChunkOperator
 from varla.ops.custom_op import Arguments
 from varla.ops.packing import check_packing, sequence_bounds
 from varla.ops.state import StateT, check_inplace, check_state
@@ -39,17 +40,6 @@ class CallOptions(TypedDict, Generic[StateT], total=False):
 CALL: Mapping[str, Any] = {"initial_state": None, "cu_seqlens": None, "backend": "auto", "chunk_size": None}
 
 
-class ChunkForm(Protocol):
-    """A chunk form: a ChunkOperator, or several of them in one call."""
-
-    inputs: list[str]
-    state: list[str]
-    output_like: int
-
-    def __call__(self, call: Arguments, state: Held, chunk_size: int, keep: bool) -> Result:
-        """See ChunkOperator."""
-
-
 @dataclass(frozen=True)
 class Mechanism(Generic[StateT]):
     """The parts of an operator: its state and its forms.
@@ -62,7 +52,7 @@ class Mechanism(Generic[StateT]):
 
     state: type[StateT]
     reference: Callable[..., Result]
-    chunk: ChunkForm
+    chunk: ChunkOperator
     kernels: Callable[..., Result] | None = None
     kernel_tokens: float = math.inf
     decode: Callable[..., Tensor] | None = None
