@@ -40,7 +40,7 @@ class Contender:
 
 
 # The layer's defaults, spelled out: records are found by what is spelled out, and a new default needs new runs.
-GATED: Mapping[str, Any] = {"strength_init": 0.05, "u_init": "keys", "forget": True, "beat": 256}
+GATED: Mapping[str, Any] = {"strength_init": 2.0, "u_init": "keys", "forget": True, "beat": 256}
 CONTENDERS: Mapping[str, Contender] = {
     "softmax": Contender("softmax", {}),
     "deltanet": Contender("deltanet", {}),

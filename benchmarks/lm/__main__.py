@@ -69,6 +69,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=EVERY, metavar="CONTENDER", help=f"of: {', '.join(EVERY)}")
     parser.add_argument("--tokens", type=int, help="tokens of a reported run")
     parser.add_argument("--choice", type=int, help="tokens of a run that tries a learning rate")
+    parser.add_argument("--rates", type=float, nargs="+", metavar="RATE", help="learning rates to try, no others")
     parser.add_argument("--seeds", type=int, help="reported runs of every contender")
     parser.add_argument("--rows", type=int, help="rows in a step")
     parser.add_argument("--eager", action="store_true", help="run steps without CUDA graphs")
@@ -79,6 +80,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     for name in ("tokens", "choice", "seeds", "rows"):
         if (value := getattr(given, name)) is not None and value < 1:
             parser.error(f"--{name} must be at least 1, got {value}")
+    if given.rates is not None and min(given.rates) <= 0:
+        parser.error(f"--rates must be greater than 0, got {min(given.rates):g}")
     if given.out is None:
         given.out = QUICK_FILE if given.quick else measure.RESULTS / ("lm_gated.json" if given.gated else "lm.json")
     return given
@@ -87,6 +90,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def sized(given: argparse.Namespace) -> Scale:
     scale = QUICK if given.quick else GATED if given.gated else FULL
     changes = {name: getattr(given, name) for name in ("tokens", "choice", "rows")}
+    if given.rates is not None:
+        changes |= {"rates": tuple(sorted(given.rates)), "beyond": 0}
     if given.seeds is not None:
         changes["seeds"] = tuple(range(1, given.seeds + 1))
     return replace(scale, **{name: value for name, value in changes.items() if value is not None})

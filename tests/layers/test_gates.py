@@ -88,9 +88,11 @@ def test_time_scales_begin_between_tens_and_thousands_of_tokens(heads):
 
 @pytest.mark.parametrize("start", [1e-6, 0.05, 1.0, 50.0])
 @torch.no_grad()
-def test_strengths_begin_where_they_are_told_to(start):
-    gate = PenaltyStrength(8, 3, start=start, most=100.0)
-    assert (gate(torch.zeros(1, 1, 8)) / start - 1).abs().max() <= 1e-5
+def test_strengths_begin_in_proportion_to_the_time_scales(start):
+    nothing = torch.zeros(1, 1, 8)
+    tokens = -1 / LogDecay(8, 3)(nothing)
+    wanted = start * tokens / LONGEST
+    assert (PenaltyStrength(8, 3, start=start, most=100.0)(nothing) / wanted - 1).abs().max() <= 1e-4
     y = torch.tensor([start], dtype=torch.float64)
     assert (softplus(inverse_softplus(y)) / start - 1).abs().max() <= 1e-9
 

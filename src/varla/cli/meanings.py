@@ -29,7 +29,7 @@ TRAIN = {
     "layer.rotary": "base of rotary positions; null: none",
     "layer.gate": "scalar: one decay a head; channel: one a value channel",
     "layer.negative_eigenvalues": "write strengths up to 2 instead of 1",
-    "layer.strength_init": "penalty strength that training starts from",
+    "layer.strength_init": "penalty strength that a head of 4096 tokens' memory starts from; others in proportion",
     "layer.u_init": "what the projection of u starts as: keys (that of k) or drawn (its own)",
     "layer.lambda0": "initial penalty; A begins as I / lambda0",
     "layer.refresh_every": "tokens between refreshes of A; null: none",

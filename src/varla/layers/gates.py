@@ -81,7 +81,7 @@ class SoftplusGate(nn.Module, ABC):
 class LogDecay(SoftplusGate):
     """log d = -rate * softplus(W x + bias), one a head: Gated DeltaNet's decay.
 
-    For x = 0, the time scales 1 / -log d of the heads are spread evenly in their logarithm between 16 and 4096 tokens.
+    For x = 0, the heads begin with time scales 1 / -log d between 16 and 4096 tokens (`time_scales`).
     """
 
     def __init__(self, d_model: int, n_heads: int):
@@ -92,9 +92,7 @@ class LogDecay(SoftplusGate):
 
     def initial(self) -> dict[str, Tensor]:
         """See SoftplusGate."""
-        H = self.bias.shape[0]
-        place = (torch.arange(H, dtype=torch.float64, device=self.bias.device) + 0.5) / H
-        tokens = SHORTEST * (LONGEST / SHORTEST) ** place
+        tokens = time_scales(self.bias)
         return {"bias": inverse_softplus(1 / (RATE * tokens)), "log_rate": torch.full_like(tokens, math.log(RATE))}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -104,21 +102,35 @@ class LogDecay(SoftplusGate):
 
 
 class PenaltyStrength(SoftplusGate):
-    """w = min(softplus(W x + bias), most), one a head. For x = 0 it begins at `start`."""
+    """w = min(softplus(W x + bias), most), one a head.
+
+    For x = 0 it begins in proportion to the head's time scale, which is also where language models take it: a head that
+    remembers long holds many keys, and has to keep them apart.
+    """
 
     def __init__(self, d_model: int, n_heads: int, *, start: float, most: float):
-        """`start` > 0. `most` is what the operator allows: on a GPU it does not check."""
+        """`start` > 0: w of a head with a time scale of LONGEST tokens. `most`: the most that the operator allows.
+
+        On a GPU, the operator does not check it.
+        """
         super().__init__(d_model, n_heads)
         self.start, self.most = start, most
         self.reset_parameters()
 
     def initial(self) -> dict[str, Tensor]:
         """See SoftplusGate."""
-        return {"bias": inverse_softplus(torch.full_like(self.bias, self.start, dtype=torch.float64))}
+        return {"bias": inverse_softplus(self.start * time_scales(self.bias) / LONGEST)}
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B, T, d_model] to w [B, T, H], 0 to `most`, in float32 or wider."""
         return self.gate(x).clamp(max=self.most)
+
+
+def time_scales(heads: Tensor) -> Tensor:
+    """How many tokens each head of [H] remembers at first, float64 [H]: even steps of the logarithm, shortest first."""
+    H = heads.shape[0]
+    place = (torch.arange(H, dtype=torch.float64, device=heads.device) + 0.5) / H
+    return SHORTEST * (LONGEST / SHORTEST) ** place
 
 
 def inverse_softplus(y: Tensor) -> Tensor:
