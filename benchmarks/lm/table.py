@@ -17,23 +17,28 @@ NOT_RUN = "Not run yet."
 
 
 def markdown(runs: Sequence[dict[str, Any]]) -> str:
-    """The reported runs, by contender: mean and spread over seeds."""
-    reported = [run for run in runs if run["settings"]["purpose"] == "report"]
-    if not reported:
-        return NOT_RUN
-    newest = comparable(reported)
-    contexts = newest[0]["settings"]["contexts"]
+    """The reported runs, by contender: mean and spread over seeds. Runs that cannot be compared have their own table."""
+    groups = comparable([run for run in runs if run["settings"]["purpose"] == "report"])
+    rates = sorted({run["settings"]["rate"] for run in runs if tried(run) is not None})
+    tables = [_table(group, rates) for group in groups]
+    if len(groups) > 1:
+        names = (f"Text {group[0]['settings']['corpus']}:" for group in groups)
+        tables = [f"{name}\n\n{each}" for name, each in zip(names, tables, strict=True)]
+    return "\n\n".join(tables) or NOT_RUN
+
+
+def _table(group: Sequence[dict[str, Any]], rates: Sequence[float]) -> str:
+    contexts = group[0]["settings"]["contexts"]
     header = ["", *(f"bits per byte at {size(T)}" for T in contexts), "tokens/s", "parameters", "state at the longest"]
     header += ["rate", "seeds"]
     rows = []
-    for name in EVERY:
-        own = [run for run in newest if run["settings"]["contender"] == name]
+    for name in dict.fromkeys([*EVERY, *(run["settings"]["contender"] for run in group)]):  # former ones come last
+        own = [run for run in group if run["settings"]["contender"] == name]
         rate = best_rate(own) or (own[-1]["settings"]["rate"] if own else None)  # else the newest
         own = [run for run in own if run["settings"]["rate"] == rate]
         if own:
             rows.append([name, *cells(own, contexts)])
-    first, steps = newest[0]["settings"], newest[0]["steps"]
-    rates = sorted({run["settings"]["rate"] for run in runs if tried(run) is not None})
+    first, steps = group[0]["settings"], group[0]["steps"]
     total = steps * first["rows"] * first["context"] / 1e6
     return "\n".join(
         [
@@ -42,20 +47,19 @@ def markdown(runs: Sequence[dict[str, Any]]) -> str:
             *("| " + " | ".join(row) + " |" for row in rows),
             "",
             f"{steps} steps of {first['rows']} rows of {first['context']} bytes, {total:.1f} million in total; "
-            f"{', '.join(gpus(newest))}. Mean over the seeds ± half of their range. "
+            f"{', '.join(gpus(group))}. Mean over the seeds ± half of their range. "
             f"Rates tried: {', '.join(f'{rate:g}' for rate in rates)}.",
         ]
     )
 
 
-def comparable(reported: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The runs that differ from the newest one only in contender, rate and seed."""
-    own = ("contender", "rate", "seed")
-
-    def kind(run: dict[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in run["settings"].items() if key not in own}
-
-    return [run for run in reported if kind(run) == kind(reported[-1])]
+def comparable(reported: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The runs in groups: those of a group differ only in contender, rate and seed."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for run in reported:
+        shared = {key: value for key, value in run["settings"].items() if key not in ("contender", "rate", "seed")}
+        groups.setdefault(json.dumps(shared, sort_keys=True), []).append(run)
+    return list(groups.values())
 
 
 def cells(own: Sequence[dict[str, Any]], contexts: Sequence[int]) -> list[str]:

@@ -30,7 +30,7 @@ def packages(tmp_path, monkeypatch):
     (tmp_path / "packages").mkdir()
     with tarfile.open(tmp_path / "packages" / "speech-1.2.tar.gz", "w:gz") as tar:
         tar.add(folder, "speech-1.2")
-    source = corpus.Source("speech", False, ("data/*.txt", "data/*.txt.gz"), "plain", ("_f.txt",))
+    source = corpus.Source("speech", "1.2", False, ("data/*.txt", "data/*.txt.gz"), "plain", ("_f.txt",))
     monkeypatch.setattr(corpus, "SOURCES", (source,))
     monkeypatch.setattr(corpus.subprocess, "run", lambda *_, **__: pytest.fail("it was there"))
     return tmp_path / "packages"
@@ -67,7 +67,18 @@ def test_every_source_is_in_both_parts_and_first_ones_are_of_many():
 
 
 @pytest.mark.parametrize(
-    ("debian", "name", "version"), [(False, "x-y-1.0.tar.gz", "1.0"), (True, "x-y_1%3a2-3_all.deb", "1:2-3")]
+    ("debian", "name"), [(False, "x-y-1:2-3.tar.gz"), (True, "x-y_1%3a2-3_all.deb")], ids=["pypi", "debian"]
 )
-def test_versions(debian, name, version, tmp_path):
-    assert corpus.version(corpus.Source("x-y", debian, (), "plain"), tmp_path / name) == version
+def test_only_the_fixed_version_will_do(debian, name, tmp_path, monkeypatch):
+    """Another version is not taken, and where the index has the fixed one no longer, that is said."""
+    asked = []
+    failed = corpus.subprocess.CompletedProcess([], 1)
+    monkeypatch.setattr(corpus.subprocess, "run", lambda command, **_: asked.append(command) or failed)
+    source = corpus.Source("x-y", "1:2-3", debian, (), "plain")
+    (tmp_path / name.replace("2-3", "2-4")).touch()
+    with pytest.raises(SystemExit, match="x-y 1:2-3 could not be downloaded.*name its folder with --packages"):
+        corpus.fetch(source, tmp_path)
+    assert asked[0][-1] in ("x-y==1:2-3", "x-y=1:2-3")
+    (tmp_path / name).touch()
+    assert corpus.fetch(source, tmp_path) == tmp_path / name
+    assert len(asked) == 1

@@ -10,10 +10,10 @@ from benchmarks.lm import contenders, table
 from benchmarks.lm.contenders import FULL, budget
 
 
-def made(name, seed, bits, purpose="report", rate=1e-3, rows=4, status="finished"):
-    settings = {"contender": name, "purpose": purpose, "rate": rate, "seed": seed, "rows": rows, "context": 2048}
+def made(name, seed, bits, purpose="report", rate=1e-3, corpus="a", status="finished"):
+    settings = {"contender": name, "purpose": purpose, "rate": rate, "seed": seed, "rows": 4, "context": 2048}
     return {
-        "settings": {**settings, "contexts": [512, 2048], "tokens": 81920},
+        "settings": {**settings, "contexts": [512, 2048], "tokens": 81920, "corpus": corpus},
         "status": status,
         "steps": 10,
         "parameters": 29_520_384,
@@ -50,9 +50,18 @@ def test_means_and_spreads_over_seeds():
     assert "Rates tried: 0.003" in note
 
 
-def test_only_runs_that_are_alike_are_compared():
-    runs = [made("softmax", 1, 1.5, rows=2), made("vla", 1, 1.6)]
-    assert "softmax" not in table.markdown(runs)
+def test_runs_on_other_text_are_in_another_table():
+    runs = [made("softmax", 1, 1.5), made("vla", 1, 1.6, corpus="b"), made("linear", 1, 1.7)]
+    first, second = table.markdown(runs).split("Text b:")
+    assert first.startswith("Text a:\n\n|  | bits per byte at 512 |")
+    assert "softmax" in first
+    assert "linear" in first
+    assert "| vla |" in second
+
+
+def test_a_contender_that_is_no_longer_one_comes_last():
+    runs = [made("before", 1, 1.5), made("vla", 1, 1.6)]
+    assert [line.split(" | ")[0] for line in table.markdown(runs).split("\n")[2:4]] == ["| vla", "| before"]
 
 
 def test_a_rate_that_was_given_up_is_left_out():
@@ -104,7 +113,8 @@ def test_what_the_docs_say_of_softmax_is_recorded():
 def test_what_the_docs_say_of_differences_is_recorded():
     page = " ".join(table.DOCS.read_text().split())
     mean = {}
-    for run in table.comparable([run for run in table.recorded() if run["settings"]["purpose"] == "report"]):
+    (runs,) = table.comparable([run for run in table.recorded() if run["settings"]["purpose"] == "report"])
+    for run in runs:
         for context, value in run["bits per byte"].items():
             mean.setdefault((run["settings"]["contender"], context), []).append(value)
 
