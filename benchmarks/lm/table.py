@@ -17,7 +17,7 @@ NOT_RUN = "Not run yet."
 
 
 def markdown(runs: Sequence[dict[str, Any]]) -> str:
-    """The reported runs, by contender: mean and spread over seeds. Runs that cannot be compared have their own table."""
+    """The reported runs, by contender: mean and spread over seeds. A table for each group that can be compared."""
     groups = comparable([run for run in runs if run["settings"]["purpose"] == "report"])
     rates = sorted({run["settings"]["rate"] for run in runs if tried(run) is not None})
     tables = [_table(group, rates) for group in groups]

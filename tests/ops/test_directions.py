@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 import varla
 from tests.ops.cases import assert_same, randn, vla_inputs, vla_state, with_gradients
 from varla.ops.chunk import op as chunk_op
-from varla.ops.directions.settings import DirectionSettings
 
 LENGTHS = (1, 19, 20, 21, 67, 133)
 CHUNK_SIZES = (None, 1, 7, 20, 64, 200)
@@ -385,24 +383,3 @@ def test_wrong_states_are_named():
         varla.directions(k, u, initial_state=varla.DirectionState(state.A, state.t.int()))
     with pytest.raises(torch.linalg.LinAlgError, match="A is not positive definite"):
         varla.directions(k, u, initial_state=varla.DirectionState(-100 * state.A, state.t), backend="chunk")
-
-
-def test_chunks_get_shorter_near_the_least_lambda0():
-    least = 8192 * torch.finfo(torch.float32).eps  # for |u| = 1
-    for times, longest in ((1, 8), (1.2, 9), (4, 32), (100, 800)):
-        settings = DirectionSettings(lambda0=times * least, penalty_scale=1.0)
-        assert settings.longest_chunk(4, torch.float32) == longest
-        assert settings.longest_chunk(4, torch.float64) > 1e9
-        assert replace(settings, penalty_scale=None).longest_chunk(4, torch.float32) == pytest.approx(
-            4 * longest, abs=4
-        )
-        assert replace(settings, update_penalty=False).longest_chunk(4, torch.float32) > 1e9
-
-
-@pytest.mark.parametrize(
-    ("strength", "longest"), [(1.0, 8), (0.25, 32), (0.0, None), (torch.nan, None), (torch.inf, 8)]
-)
-def test_strengths_say_how_long_a_chunk_may_be(strength, longest):
-    settings = DirectionSettings(lambda0=8192 * torch.finfo(torch.float32).eps)
-    found = settings.longest_chunk(4, torch.float32, torch.tensor([0.0, strength]))
-    assert found == longest if longest else found > 1e9

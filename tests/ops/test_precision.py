@@ -1,10 +1,13 @@
 """What float32 (and less) costs: long sequences, hard keys, two hundred thousand tokens."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import varla
 from tests.ops.cases import error, randn
+from varla.ops.directions.settings import DirectionSettings
 
 KEYS = ("random", "repeated", "nearly parallel")
 
@@ -215,3 +218,24 @@ def check_close(o, state, inputs, options):
     for name in ("S", "A", "z"):
         assert error(getattr(state, name), getattr(exact, name)) <= 1e-4, name
     assert torch.equal(state.t, exact.t)
+
+
+def test_chunks_get_shorter_near_the_least_lambda0():
+    least = 8192 * torch.finfo(torch.float32).eps  # for |u| = 1
+    for times, longest in ((1, 8), (1.2, 9), (4, 32), (100, 800)):
+        settings = DirectionSettings(lambda0=times * least, penalty_scale=1.0)
+        assert settings.longest_chunk(4, torch.float32) == longest
+        assert settings.longest_chunk(4, torch.float64) > 1e9
+        assert replace(settings, penalty_scale=None).longest_chunk(4, torch.float32) == pytest.approx(
+            4 * longest, abs=4
+        )
+        assert replace(settings, update_penalty=False).longest_chunk(4, torch.float32) > 1e9
+
+
+@pytest.mark.parametrize(
+    ("strength", "longest"), [(1.0, 8), (0.25, 32), (0.0, None), (torch.nan, None), (torch.inf, 8)]
+)
+def test_strengths_say_how_long_a_chunk_may_be(strength, longest):
+    settings = DirectionSettings(lambda0=8192 * torch.finfo(torch.float32).eps)
+    found = settings.longest_chunk(4, torch.float32, torch.tensor([0.0, strength]))
+    assert found == longest if longest else found > 1e9

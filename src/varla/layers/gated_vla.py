@@ -52,9 +52,9 @@ class GatedVLA(GatedLayer):
     ):
         """Options: `strength_init`, `u_init`, `forget`; others as in `varla.vla`; those that all mechanisms share.
 
-        A head that remembers for `tokens` at first begins with w = strength_init * tokens / 4096. With the unit gain only
-        w / lambda0 matters. `u_init`: the projection of u begins as that of k ("keys"), or by itself ("drawn"). `forget`
-        None: True, unless A is refreshed or fixed.
+        A head whose time scale begins at `tokens` begins with w = strength_init * tokens / 4096. With the unit gain
+        only w / lambda0 matters. `u_init`: the projection of u begins as that of k ("keys"), or by itself ("drawn").
+        `forget` None: True, unless A is refreshed or fixed.
         `update_penalty=False` keeps A at I / lambda0. It is an ablation: with the unit gain that is Gated DeltaNet, and
         u and w are not used.
         """

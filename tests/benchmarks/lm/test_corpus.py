@@ -76,7 +76,7 @@ def test_only_the_fixed_version_will_do(debian, name, tmp_path, monkeypatch):
     monkeypatch.setattr(corpus.subprocess, "run", lambda command, **_: asked.append(command) or failed)
     source = corpus.Source("x-y", "1:2-3", debian, (), "plain")
     (tmp_path / name.replace("2-3", "2-4")).touch()
-    with pytest.raises(SystemExit, match="x-y 1:2-3 could not be downloaded.*name its folder with --packages"):
+    with pytest.raises(SystemExit, match=r"x-y 1:2-3 could not be downloaded.*name its folder with --packages"):
         corpus.fetch(source, tmp_path)
     assert asked[0][-1] in ("x-y==1:2-3", "x-y=1:2-3")
     (tmp_path / name).touch()
