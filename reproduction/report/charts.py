@@ -12,7 +12,7 @@ from reproduction.claims import Figure, Table
 from reproduction.report.numbers import number
 from reproduction.runs import key_of
 from varla.report.curves import DASHES, SHAPES
-from varla.report.series import PALETTE
+from varla.report.series import colours
 
 WIDTH, HEIGHT = 640, 300
 _LETTER, _SYMBOL = 6.5, 30  # pixels of a legend's letter, and of its symbol with the space around it
@@ -32,7 +32,7 @@ def chart(figure: Figure, width: int | str = "container") -> alt.LayerChart:
     sources = _sources(points)
     x, y = _x(figure, points), _y(figure, points)
     legend = alt.Legend(title=None, labelLimit=0, symbolOpacity=1)
-    colour = alt.Color("series:N", scale=_look(series, PALETTE), legend=legend)
+    colour = alt.Color("series:N", scale=_look(series, colours(series)), legend=legend)
     shape = alt.Shape("series:N", scale=_look(series, SHAPES), legend=legend)
     base = alt.Chart().encode(x=x, y=y, color=colour)
     layers: list[alt.Chart] = []
@@ -63,7 +63,7 @@ def chart(figure: Figure, width: int | str = "container") -> alt.LayerChart:
 
 
 def svg(figure: Figure, width: int = WIDTH) -> str:
-    """The chart as a picture. It ends in a comment with a hash of its data, which shows whether it is outdated."""
+    """The chart as a picture. It ends in a comment with a hash of what it shows, by which an outdated one is found."""
     titled = chart(figure, width).properties(
         title=alt.TitleParams(figure.title, subtitle=look(figure), anchor="start", limit=width)
     )
@@ -72,8 +72,9 @@ def svg(figure: Figure, width: int = WIDTH) -> str:
 
 
 def stamp(figure: Figure) -> str:
-    """A comment with a hash of the figure's data."""
+    """A comment with a hash of the figure's data and colours."""
     shown = [figure.title, figure.x, figure.y, figure.log_x, figure.log_y, [dict(point) for point in figure.points]]
+    shown += [colours(list(dict.fromkeys(point["series"] for point in figure.points)))]
     shown += [figure.spread] if any("low" in point for point in figure.points) else []
     return f"<!-- data {key_of(shown)} -->"
 

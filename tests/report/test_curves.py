@@ -6,8 +6,9 @@ from unittest.mock import Mock
 
 import pytest
 
+from varla.layers import MECHANISMS
 from varla.report.curves import DASHES, SHAPES, learning_curves, save
-from varla.report.series import PALETTE
+from varla.report.series import COLOURS, colours
 
 RUNS = {
     "vla": [{"step": 1, "loss": 3.0}, {"step": 2, "eval": 0.5}, {"step": 4, "eval": 1.0}],
@@ -48,7 +49,23 @@ def test_series_differ_in_colour_shape_and_dash():
     assert len(set(zip(*looks, strict=True))) == count
     # Without colour, too, up to as many series as shapes and dashes can tell apart.
     assert len(set(zip(*looks[1:], strict=True))) == len(SHAPES) * len(DASHES)
-    assert len(set(PALETTE)) == 8
+
+
+def test_a_mechanism_has_one_colour_everywhere():
+    assert COLOURS.keys() == MECHANISMS.keys()
+    assert len(set(COLOURS.values())) == len(COLOURS)
+    for labels in (list(COLOURS), list(COLOURS)[::-1], ["other", *COLOURS], [f"{name}-mqar-n8" for name in COLOURS]):
+        found = dict(zip(labels, colours(labels), strict=True))
+        for label in labels[-len(COLOURS) :]:
+            assert found[label] == COLOURS[label.removesuffix("-mqar-n8")]
+    assert len(set(colours(["vla, A fixed", "vla", "vla-mqar"]))) == 3
+    assert colours(["vla, A fixed", "vla"])[1] == colours(["vla, A fixed"])[0] == COLOURS["vla"]
+    assert colours(["gated-vla, A fixed", "vlan", "vla"]) == [
+        COLOURS["gated-vla"],
+        COLOURS["gated-deltanet"],
+        COLOURS["vla"],
+    ]
+    assert len(set(colours([f"run {i}" for i in range(8)]))) == 8
 
 
 def test_metric_that_nobody_logged_is_refused():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from varla.report.series import PALETTE, series
+from varla.report.series import COLOURS, series
 from varla.report.terminal import MARKERS, text_curves
 
 RISING = [(step, step / 100) for step in range(0, 101, 10)]
@@ -59,10 +59,12 @@ def test_a_run_that_ended_early_ends_early():
 
 def test_every_run_has_its_own_marker_and_a_colour_that_is_seen_on_dark_and_light():
     found = text_curves({f"run {i}": [(i, 0.5)] for i in range(len(MARKERS))}, "eval")
-    assert len(set(MARKERS)) == len(MARKERS) >= 2 * len(PALETTE)
+    assert len(set(MARKERS)) == len(MARKERS) >= 2 * len(COLOURS)
     assert not set(MARKERS) & set(".|-+ ") - {"+"}
-    assert "#000000" not in {str(span.style) for span in found.spans}
-    assert {str(span.style) for span in found.spans} >= set(PALETTE) - {"#000000"}
+    shown = {str(span.style).upper() for span in found.spans}
+    assert shown >= set(COLOURS.values())
+    for colour in COLOURS.values():
+        assert 0.15 < sum(int(colour[i : i + 2], 16) for i in (1, 3, 5)) / (3 * 255) < 0.85
 
 
 def test_more_runs_than_markers_are_counted():

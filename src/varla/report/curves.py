@@ -7,7 +7,7 @@ from typing import Any
 
 import altair as alt
 
-from varla.report.series import PALETTE, axis_title, is_accuracy, series
+from varla.report.series import axis_title, colours, is_accuracy, series
 from varla.runs.metrics import EVAL
 from varla.runs.writing import naming
 
@@ -75,7 +75,7 @@ def lines(points: list[dict[str, Any]], labels: list[str], x: str, y: str, scale
         .encode(
             x=alt.X(f"{x}:Q"),
             y=alt.Y("value:Q", title=y, scale=scale),
-            color=alt.Color("run:N", scale=look(PALETTE), legend=legend),
+            color=alt.Color("run:N", scale=look(colours(labels)), legend=legend),
             strokeDash=alt.StrokeDash("run:N", scale=look([list(dash) for dash in DASHES]), legend=None),
             shape=alt.Shape("run:N", scale=look(SHAPES), legend=legend),
             tooltip=[alt.Tooltip("run:N"), alt.Tooltip(f"{x}:Q"), alt.Tooltip("value:Q", format=".4f")],

@@ -1,12 +1,23 @@
 """What charts and text plots of learning curves share: points by run, colours, the title of the axis."""
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 from varla.runs.metrics import eval_name, is_eval
 
-# Okabe and Ito's palette, safe for all colour vision. Yellow is last because it is faint on white.
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+# A mechanism has the same colour in every chart. The colours are Okabe and Ito's, safe for all colour vision, with grey
+# and purple in the place of black and yellow: all of them are seen on white and on black.
+COLOURS: Mapping[str, str] = {
+    "gated-vla": "#D55E00",
+    "vla": "#E69F00",
+    "gated-deltanet": "#0072B2",
+    "deltanet": "#56B4E9",
+    "deltanet-paper": "#CC79A7",
+    "linear": "#009E73",
+    "softmax": "#808080",
+    "mesa": "#9467BD",
+}
 
 LARGEST = 1e300
 Series = dict[str, list[tuple[int, float]]]
@@ -26,6 +37,26 @@ def series(runs: Mapping[str, Sequence[Mapping[str, Any]]], metric: str) -> Seri
         logged = sorted({key for entries in runs.values() for entry in entries for key in entry} - {"step"})
         raise ValueError(f"no run has logged {metric!r} (logged: {', '.join(logged) or 'nothing yet'})")
     return {label: points for label, points in found.items() if points}
+
+
+def colours(labels: Sequence[str]) -> list[str]:
+    """A colour for each label: the mechanism's for its name, or else for the first label that begins with its name.
+
+    Further runs of a mechanism, and labels without one, take the other colours in turn.
+    """
+    owner = {name: name for name in COLOURS if name in labels}
+    for label in labels:
+        if (name := _mechanism(label)) is not None:
+            owner.setdefault(name, label)
+    found = {label: COLOURS[name] for name, label in owner.items()}
+    free = cycle([colour for name, colour in COLOURS.items() if name not in owner] or COLOURS.values())
+    return [found[label] if label in found else next(free) for label in labels]
+
+
+def _mechanism(label: str) -> str | None:
+    """The mechanism that a label such as "gated-vla, A fixed" or "vla-mqar-n8" begins with, the longest that fits."""
+    found = [name for name in COLOURS if label.startswith(name) and not label[len(name) : len(name) + 1].isalnum()]
+    return max(found, key=len, default=None)
 
 
 def _is_number(value: object) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from rich.text import Text
 
-from varla.report.series import PALETTE, Series, axis_title, is_accuracy
+from varla.report.series import Series, axis_title, colours, is_accuracy
 
 MARKERS = "ox*+#@%&ABCDEFGH"  # only ASCII, which every terminal and log shows
 _MARGIN = 9  # columns for the labels of the vertical axis
@@ -19,6 +19,7 @@ def text_curves(found: Series, metric: str, chance: float | None = None, *, widt
     """
     columns = min(max(width - _MARGIN - 1, _LEAST), _MOST)
     drawn = dict(list(found.items())[: len(MARKERS)])
+    markers = [Text(marker, style=colour) for marker, colour in zip(MARKERS, colours(list(drawn)), strict=False)]
     steps = [step for points in drawn.values() for step, _ in points]
     low, high = _limits([value for points in drawn.values() for _, value in points], metric)
     first, span = min(steps), max(1, max(steps) - min(steps))
@@ -42,11 +43,11 @@ def text_curves(found: Series, metric: str, chance: float | None = None, *, widt
         empty = "." if y == level else " "
         for x in range(columns):
             here = cells.get((y, x))
-            text.append_text(_marker(here[x % len(here)]) if here else Text(empty, style="dim"))
+            text.append_text(markers[here[x % len(here)]] if here else Text(empty, style="dim"))
     text.append(f"\n{'+':>{_MARGIN + 1}}{'-' * columns}")
     ends = f"{min(steps)}{max(steps):>{columns - len(str(min(steps)))}}" if len(set(steps)) > 1 else str(first)
     text.append(f"\n{'step':>{_MARGIN}} {ends}")
-    return text.append_text(_legend(list(found), chance, max(width, _MARGIN + 1 + _LEAST)))
+    return text.append_text(_legend(list(found), markers, chance, max(width, _MARGIN + 1 + _LEAST)))
 
 
 def _limits(values: Sequence[float], metric: str) -> tuple[float, float]:
@@ -57,18 +58,12 @@ def _limits(values: Sequence[float], metric: str) -> tuple[float, float]:
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
-def _marker(i: int) -> Text:
-    # Black is invisible on a dark terminal: that run takes the terminal's own colour.
-    colour = PALETTE[i % len(PALETTE)]
-    return Text(MARKERS[i], style="" if colour == "#000000" else colour)
-
-
-def _legend(labels: Sequence[str], chance: float | None, width: int) -> Text:
+def _legend(labels: Sequence[str], markers: Sequence[Text], chance: float | None, width: int) -> Text:
     """One line per run. A long label is cut at its start, because names of a sweep differ at the end."""
     text = Text()
-    for i, label in enumerate(labels[: len(MARKERS)]):
+    for label, marker in zip(labels, markers, strict=False):
         room = width - 4
-        text.append("\n  ").append_text(_marker(i))
+        text.append("\n  ").append_text(marker)
         text.append(f" {label if len(label) <= room else '...' + label[3 - room :]}")
     if chance is not None:
         text.append(f"\n  . chance {chance:.3g}")
