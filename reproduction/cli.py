@@ -84,9 +84,7 @@ def run(
 def report(
     reports: Records = Path("reports"),
     out: Annotated[Path, typer.Option(help="The page to write.", metavar="FILE")] = Path("runs/report/index.html"),
-    docs: Annotated[
-        bool, typer.Option("--docs", help="Also rewrite docs/reproduction/ and the table in README.md.")
-    ] = False,
+    docs: Annotated[bool, typer.Option("--docs", help="Also rewrite docs/reproduction/.")] = False,
 ) -> None:
     """Draw the report from the records: every claim with its verdict, charts, settings, machines. Runs nothing."""
     from reproduction.items import ITEMS

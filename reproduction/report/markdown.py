@@ -1,4 +1,4 @@
-"""The report as Markdown: an overview, one page per item with its figures, and the table in the project's README."""
+"""The report as Markdown: an overview, and one page per item with its figures."""
 
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -15,11 +15,9 @@ from varla.runs.writing import write_aside
 FOLDER = Path("docs/reproduction")
 OVERVIEW = FOLDER / "README.md"
 PICTURES = FOLDER / "figures"
-README = Path("README.md")
-BEGIN, END = "<!-- reproduction: begin -->", "<!-- reproduction: end -->"
 WRITTEN = "<!-- Written by `python -m reproduction report --docs` from the records in reports/: do not edit. -->"
 
-# The claims in the README: ids, or patterns of which the first match counts. Those without a match are left out.
+# The claims on the first page: ids, or patterns of which the first match counts. Those without a match are left out.
 HEADLINES = (
     "P7-vla-24",
     "P9-overload-vla-32",
@@ -46,7 +44,7 @@ def page_of(item: Item) -> Path:
 
 
 def overview(report: Report) -> str:
-    """The first page: how many claims have each verdict, the items, the machines."""
+    """The first page: how many claims have each verdict, the best known of them, the items, the machines."""
     items = [
         (
             section.item.number,
@@ -68,6 +66,19 @@ def overview(report: Report) -> str:
         grid(
             ("verdict", "claims", "meaning"),
             [(f"{SYMBOLS[name]} {name}", str(n), MEANINGS[name]) for name, n in report.counts.items()],
+        ),
+        "## Ten of them",
+        grid(
+            ("what the paper says", "paper", "ours", "verdict"),
+            [
+                (
+                    f"[{plain(row.claim.says)}]({page_of(row.item).name}#{row.anchor})",
+                    plain(number(row.claim.paper)),
+                    plain(spread(row.finding)) + _quick(row.preset),
+                    f"{SYMBOLS[row.finding.verdict]} {row.finding.verdict}",
+                )
+                for row in headlines(report.rows)
+            ],
         ),
         "## Items",
         grid(("number", "item", "claims", *SYMBOLS.values()), items),
@@ -114,27 +125,13 @@ def claims(rows: Sequence[Row]) -> str:
     )
 
 
-def block(report: Report) -> str:
-    """The part of the README between the markers: up to ten claims, and how many claims have each verdict."""
-    rows = headlines(report.rows)
-    table = grid(
-        ("what the paper says", "paper", "ours", "verdict"),
-        [
-            (
-                f"[{plain(row.claim.says)}]({page_of(row.item).as_posix()}#{row.anchor})",
-                plain(number(row.claim.paper)),
-                plain(spread(row.finding)) + _quick(row.preset),
-                f"{SYMBOLS[row.finding.verdict]} {row.finding.verdict}",
-            )
-            for row in rows
-        ],
-    )
-    total = f"Of {many(len(report.rows), 'claim')}: {_verdicts(report.rows)}."
-    return f"{table}\n\n{total} All of them, with charts and settings: [{FOLDER.as_posix()}]({OVERVIEW.as_posix()})."
+def summary(rows: Sequence[Row]) -> str:
+    """How many claims have each verdict, in a sentence."""
+    return f"Of {many(len(rows), 'claim')}: {_verdicts(rows)}."
 
 
 def headlines(rows: Sequence[Row]) -> list[Row]:
-    """The rows of the README in the order of HEADLINES, but claims that were not run come last."""
+    """The rows of the first page in the order of HEADLINES, but claims that were not run come last."""
     found: dict[str, Row] = {}
     for pattern in HEADLINES:
         fitting = (row for row in rows if fnmatchcase(row.claim.id, pattern) and row.claim.id not in found)
@@ -143,19 +140,10 @@ def headlines(rows: Sequence[Row]) -> list[Row]:
     return sorted(found.values(), key=lambda row: row.finding.verdict == NOT_RUN)[:_ROWS]
 
 
-def insert(text: str, content: str) -> str:
-    """The README with `content` between the markers."""
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise ValueError(f"{README} must hold {BEGIN} and, below it, {END}, each once")
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{content}\n{END}{rest.split(END)[1]}"
-
-
 def write(report: Report, root: Path) -> list[Path]:
-    """Write all pages, their figures and the README's table under a root; remove pages and figures of no item."""
-    if not (root / README).exists():
-        raise ValueError(f"there is no {README} in {root.resolve()}: run this in the root of the repository")
-    readme = insert((root / README).read_text(encoding="utf-8"), block(report))
+    """Write all pages and their figures under a root; remove pages and figures of no item."""
+    if not (root / FOLDER.parent).is_dir():
+        raise ValueError(f"there is no {FOLDER.parent}/ in {root.resolve()}: run this in the root of the repository")
     texts = {root / path: text for path, text in documents(report).items()}
     figures = {root / PICTURES / f"{x.figure.name}.svg": x.figure for x in _drawings(report)}
     (root / PICTURES).mkdir(parents=True, exist_ok=True)
@@ -165,9 +153,9 @@ def write(report: Report, root: Path) -> list[Path]:
         # Other fonts give another picture of the same data: a picture of this data is left as it is.
         if not path.exists() or not path.read_text(encoding="utf-8").endswith(f"{charts.stamp(figure)}\n"):
             write_aside(path, charts.svg(figure))
-    for path, text in {**texts, root / README: readme}.items():
+    for path, text in texts.items():
         write_aside(path, text)
-    return [*texts, *figures, root / README]
+    return [*texts, *figures]
 
 
 def grid(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

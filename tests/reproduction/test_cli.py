@@ -71,11 +71,11 @@ def test_the_page_is_written_and_verdicts_are_counted(folder):
 
 
 def test_docs_are_written_when_asked_for(folder):
-    (folder / "README.md").write_text("a\n<!-- reproduction: begin -->\n<!-- reproduction: end -->\nb\n")
+    (folder / "docs").mkdir()
     result = reproduction("report", "--docs", "--out", "page.html")
     assert result.exit_code == 0, result.output
     documents = ("README.md", "recall.md", "norms.md", "figures/recall.svg")
-    for name in ("page.html", *(f"docs/reproduction/{each}" for each in documents), "README.md"):
+    for name in ("page.html", *(f"docs/reproduction/{each}" for each in documents)):
         assert f"written  {name}" in result.stdout
         assert (folder / name).exists()
 
@@ -85,9 +85,7 @@ def test_what_is_missing_or_damaged_is_named(folder):
         reproduction("report", "--reports", "nowhere"), "no records in nowhere", "`python -m reproduction run`"
     )
     assert refused(reproduction("report", "--out", "page.pdf"), ".html", "page.pdf")
-    assert refused(reproduction("report", "--docs"), "no README.md", "root of the repository")
-    (folder / "README.md").write_text("no markers")
-    assert refused(reproduction("report", "--docs"), "README.md must hold")
+    assert refused(reproduction("report", "--docs"), "no docs/", "root of the repository")
     assert not (folder / "docs").exists()
     (folder / "reports" / "full" / "recall.json").write_text("{")
     assert refused(reproduction("report"), "recall.json is damaged")

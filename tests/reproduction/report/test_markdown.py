@@ -1,4 +1,4 @@
-"""The pages and the README's rows: complete, legible as Markdown, and rewritten in place."""
+"""The pages: complete, legible as Markdown, and rewritten in place."""
 
 import re
 
@@ -8,8 +8,6 @@ from reproduction.items import ITEMS
 from reproduction.report import charts, markdown
 from reproduction.report.gather import gather
 from tests.reproduction.report import fabricated
-
-README = f"# varla\n\nbefore\n\n{markdown.BEGIN}\nold\n{markdown.END}\n\nafter\n"
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +27,7 @@ def tables(text):
 
 
 def test_the_overview_counts_verdicts_and_links_to_every_item(report):
-    counts, items, *_ = tables(markdown.overview(report))
+    counts, _, items, *_ = tables(markdown.overview(report))
     assert {row[0].split(" ", 1)[1]: int(row[1]) for row in counts[2:]} == fabricated.VERDICT_COUNTS
     assert items[2] == ["P7", "[Recall](recall.md)", "4", "2", "", "1", "", "1"]
     assert [row[1] for row in items[2:]] == ["[Recall](recall.md)", "[Norms](norms.md)"]
@@ -82,11 +80,13 @@ def test_headlines_are_ten_at_most_and_skip_what_there_is_not(report):
 
 
 @pytest.mark.usefixtures("chosen")
-def test_the_block_links_to_the_pages(report):
-    text = markdown.block(report)
-    assert "](docs/reproduction/recall.md#P7-softmax-8)" in text
-    assert "](docs/reproduction/README.md)" in text
-    assert "Of 8 claims: 3 reproduced, 1 reproduced with conditions, 1 not reproduced, 1 false, 2 not run." in text
+def test_the_first_page_links_to_claims(report):
+    assert "](recall.md#P7-softmax-8)" in markdown.overview(report)
+
+
+def test_the_summary_counts_verdicts(report):
+    wanted = "Of 8 claims: 3 reproduced, 1 reproduced with conditions, 1 not reproduced, 1 false, 2 not run."
+    assert markdown.summary(report.rows) == wanted
 
 
 @pytest.mark.parametrize(
@@ -102,20 +102,12 @@ def test_plain(given, shown):
     assert markdown.plain(given) == shown
 
 
-def test_insert_replaces_what_is_between_the_markers_and_nothing_else():
-    once = markdown.insert(README, "new")
-    assert once == README.replace("old", "new")
-    assert markdown.insert(once, "new") == once
-
-
-@pytest.mark.parametrize("text", ["", markdown.BEGIN, f"{markdown.END}\n{markdown.BEGIN}", README + README])
-def test_a_readme_without_its_markers_is_an_error(text):
-    with pytest.raises(ValueError, match=r"README\.md must hold <!-- reproduction: begin -->"):
-        markdown.insert(text, "new")
+def test_another_folder_than_the_repository_is_an_error(report, tmp_path):
+    with pytest.raises(ValueError, match=r"there is no docs/ in .*: run this in the root of the repository"):
+        markdown.write(report, tmp_path)
 
 
 def test_write(report, tmp_path):
-    (tmp_path / "README.md").write_text(README)
     pictures = tmp_path / markdown.PICTURES
     pictures.mkdir(parents=True)
     (pictures / "gone.svg").write_text("<svg/>")
@@ -123,15 +115,14 @@ def test_write(report, tmp_path):
     written = markdown.write(report, tmp_path)
     assert sorted(path.name for path in pictures.iterdir()) == ["kinds.svg", "norms.svg", "recall.svg"]
     pages = {tmp_path / path: text for path, text in markdown.documents(report).items()}
-    assert set(written) == {tmp_path / "README.md", *pages, *pictures.iterdir()}
+    assert set(written) == {*pages, *pictures.iterdir()}
     assert {path: path.read_text() for path in (tmp_path / markdown.FOLDER).glob("*.md")} == pages
-    assert markdown.block(report) in (tmp_path / "README.md").read_text()
     drawing = report.sections[0].drawings[0]
     assert charts.stamp(drawing.figure) in (pictures / "recall.svg").read_text()
 
 
 def test_pictures_of_the_same_data_are_left_as_they_are(report, tmp_path):
-    (tmp_path / "README.md").write_text(README)
+    (tmp_path / "docs").mkdir()
     markdown.write(report, tmp_path)
     picture = tmp_path / markdown.PICTURES / "recall.svg"
     drawing = report.sections[0].drawings[0]
