@@ -67,7 +67,8 @@ def test_the_wheel_holds_the_package_as_it_is_tracked_and_nothing_else(built, re
     found = contents(built[1])
     assert built[1].name == f"varla-{varla.__version__}-py3-none-any.whl"
     package = {name.removeprefix("src/"): (ROOT / name).read_bytes() for name in tracked() if name.startswith("src/")}
-    assert {name: data for name, data in found.items() if not name.startswith(INFORMATION)} == package
+    assert {name for name in found if not name.startswith(INFORMATION)} == set(package)
+    assert [name for name in package if found[name] != package[name]] == []
     assert {"varla/py.typed", "varla/__main__.py"} <= set(package)
     about = {name.removeprefix(f"{INFORMATION}/") for name in found if name.startswith(INFORMATION)}
     assert about == {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt"}
