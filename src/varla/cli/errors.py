@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 import varla
+from varla.cli import remedy
 from varla.cli.output import complain, note
 from varla.cli.streams import STANDARD_OUTPUT, discard_output
 from varla.runs.outcomes import EXIT_CODES, EXIT_USAGE, FAILED, INTERRUPTED, Diverged, Interrupted
@@ -64,7 +65,8 @@ def explain(error: Exception) -> tuple[str, int] | None:
     if isinstance(error, (ValueError, TypeError)):
         return f"{error}{doubt(error)}", EXIT_USAGE
     if isinstance(error, ImportError) and not (error.name or "").startswith("varla"):
-        return f"this command needs a package that is not installed: {error}", EXIT_USAGE
+        found = remedy(error.name) if isinstance(error, ModuleNotFoundError) else ""  # errors of ours say it themselves
+        return f"this command needs a package that is not installed: {error}{found}", EXIT_USAGE
     if type(error).__name__ == "SafetensorError":  # by its name: safetensors may not be installed
         return f"a file of tensors cannot be read or written: {error}", EXIT_USAGE
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _is_memory(error)):

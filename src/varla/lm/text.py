@@ -167,7 +167,7 @@ def _dataset(source: Mapping[str, Any]) -> Iterator[str]:
         import datasets
     except ModuleNotFoundError as error:
         raise TextError(
-            "a dataset by name needs the package datasets: pip install 'varla[lm]', or '.[lm]' in a clone"
+            'a dataset by name needs the package datasets: pip install "varla[lm]", or ".[lm]" in a clone'
         ) from error
     column = source.get("column", "text")
     if code := code_in_dataset(source["dataset"]):
