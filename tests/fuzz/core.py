@@ -13,7 +13,8 @@ from pathlib import Path
 import varla
 
 PACKAGE = Path(varla.__file__).parent
-LIMIT = 10.0  # seconds of one try
+LIMIT = 10.0  # seconds of the processor for one try: on a busy machine, time passes without it
+WAIT = 120.0  # seconds, also without the processor
 REFUSED, ACCEPTED = "refused", "accepted"
 Attempt = Callable[[random.Random], str]
 
@@ -56,16 +57,19 @@ def run(kind: str, attempt: Attempt, tries: int, seed: int = 0, first: int = 0) 
 
 @contextmanager
 def _limit() -> Iterator[None]:
-    def stop(*_: object) -> None:
-        raise Find(f"not done after {LIMIT:g} seconds")
+    def stop(number: int, _: object) -> None:
+        raise Find(f"not done after {LIMIT if number == signal.SIGPROF else WAIT:g} seconds")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, LIMIT)
+    timers = {signal.SIGPROF: (signal.ITIMER_PROF, LIMIT), signal.SIGALRM: (signal.ITIMER_REAL, WAIT)}
+    before = {number: signal.signal(number, stop) for number in timers}
+    for timer, seconds in timers.values():
+        signal.setitimer(timer, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for number, (timer, _) in timers.items():
+            signal.setitimer(timer, 0)
+            signal.signal(number, before[number])
 
 
 def refused(error: Exception, *names: str) -> str:

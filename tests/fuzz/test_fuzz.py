@@ -1,6 +1,7 @@
 """A few seconds of every kind, with a fixed seed; `make fuzz` goes on. And the fuzzer finds what there is to find."""
 
 import random
+import threading
 
 import pytest
 import torch
@@ -45,14 +46,16 @@ def test_a_find_is_counted_and_can_be_repeated(error):
     assert run("name", attempt_that(error), 1, seed=3, first=first).outcomes == {"found": 1}
 
 
-def test_a_try_that_does_not_end_is_a_find(monkeypatch):
-    monkeypatch.setattr("tests.fuzz.core.LIMIT", 0.05)
+@pytest.mark.parametrize("limit", ["LIMIT", "WAIT"], ids=["works", "waits"])
+def test_a_try_that_does_not_end_is_a_find(monkeypatch, limit):
+    monkeypatch.setattr(f"tests.fuzz.core.{limit}", 0.05)
 
     def forever(draw):
         while True:
-            pass
+            if limit == "WAIT":
+                threading.Event().wait(0.01)
 
-    assert "not done after" in str(run("name", forever, 1))
+    assert "not done after 0.05 seconds" in str(run("name", forever, 1))
 
 
 def error_of(function):
