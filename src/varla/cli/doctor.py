@@ -29,13 +29,13 @@ def doctor(
 
     Exit code 0: all is well. 1: something is WRONG.
     """
-    from varla import doctor as surgery
+    from varla.doctor import WRONG, Report, examine, plan, run_apart
 
     start = time.monotonic()
-    machine = surgery.examine()
+    machine = examine()
     if not as_json:
         _show_machine(machine)
-    checks = surgery.plan(quick)
+    checks = plan(quick)
     outcomes: dict[Check, Outcome] = {}
     with _progress(checks) as advance:
 
@@ -43,13 +43,13 @@ def doctor(
             outcomes[outcome.check] = outcome
             advance(outcome)
 
-        surgery.run_apart(checks, done)
-    report = surgery.Report(machine, [outcomes[check] for check in checks], time.monotonic() - start)
+        run_apart(checks, done)
+    report = Report(machine, [outcomes[check] for check in checks], time.monotonic() - start)
     if as_json:
         write(json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n")
     else:
         _show_numbers(report)
-    if report.verdict == surgery.WRONG:
+    if report.verdict == WRONG:
         raise typer.Exit(EXIT_CODES[FAILED])
 
 
@@ -78,7 +78,7 @@ def _show_numbers(report: "Report") -> None:
     headers = ("what", "error", "bound", "verdict")
     for device, lines in report.lines().items():
         rows = [
-            (each.what, "" if each.error is None else f"{each.error:.1e} ({each.worst})", f"{each.bound:.1e}", each.verdict)
+            (each.what, f"{each.error:.1e} ({each.worst})" if each.worst else "none", f"{each.bound:.1e}", each.verdict)
             for each in lines
         ]
         show(table(headers, rows, right=("bound",), title=f"on {device}"))

@@ -82,18 +82,19 @@ def _results(
     wide: bool = False,
     grads: bool = True,
 ) -> Results:
-    """Outputs, final state and, with `grads`, gradients by name: "o", "S", "dq", "dS", ...
+    """Outputs, final state and, with `grads`, gradients by name: "o", "S", "d q", "d S", ...
 
     Inputs are rounded to `kind`. With `wide` they are then converted to float64, and so is the state.
     """
     precise = torch.float64 if wide else torch.float32
-    inputs = {name: x.to(kind).to(device, precise if wide else kind) for name, x in make_inputs(operator, shape).items()}
+    working = precise if wide else kind
+    inputs = {name: x.to(kind).to(device, working) for name, x in make_inputs(operator, shape).items()}
     state = make_state(operator, shape)
     if state is not None:
         tensors = state.tensors().items()
         state = state.of(_rounded(x, PRECISIONS.get(name, precise)).to(device) for name, x in tensors)
-    leaves = {f"d{name}": x for name, x in inputs.items()}
-    leaves |= {} if state is None else {f"d{name}": x for name, x in state.tensors().items() if x.is_floating_point()}
+    leaves = {f"d {name}": x for name, x in inputs.items()}
+    leaves |= {} if state is None else {f"d {name}": x for name, x in state.tensors().items() if x.is_floating_point()}
     if grads:
         for x in leaves.values():
             x.requires_grad_()
@@ -101,8 +102,10 @@ def _results(
     results = {"o": o, **final.tensors()}
     if grads:
         results |= gradients(results, leaves, kind)
-        if "dA" in results:  # A is symmetric, so only the symmetric part of its gradient means something
-            results["dA"] = (results["dA"] + results["dA"].mT) / 2
+        if "d A" in results:  # A is symmetric, so only the symmetric part of its gradient means something
+            results["d A"] = (results["d A"] + results["d A"].mT) / 2
+    if o.dtype != working:
+        raise Mismatch(f"o is {o.dtype} for inputs of {working}")
     return {name: x.detach().cpu() for name, x in results.items()}
 
 
@@ -138,4 +141,3 @@ def _error(name: str, got: Tensor, wanted: Tensor) -> float:
         raise Mismatch(f"{name} has NaN or infinity in {int((~got.isfinite()).sum())} of {got.numel()} numbers")
     size = float(wanted.norm())
     return float((got.double() - wanted).norm()) / (size or 1.0)
-

@@ -47,7 +47,8 @@ OPERATORS = {
         "vla", "q k v u beta decay strength", varla.VLAState, step=("reference", "triton"), options=_GATED
     ),
     "vla, forget": Operator(
-        "vla", "q k v u beta decay strength forget", varla.ForgettingState, ("reference", "chunk"), ("reference",), _GATED
+        "vla", "q k v u beta decay strength forget", varla.ForgettingState, ("reference", "chunk"), ("reference",),
+        _GATED,
     ),
     "vla, forget at the beat": Operator(
         "vla", "q k v u beta decay strength forget", varla.ForgettingState, step=("reference", "triton"),

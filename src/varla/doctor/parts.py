@@ -35,7 +35,7 @@ def _results(part: Part, kind: torch.dtype, device: str, kernel: bool) -> dict[s
     rounded = {name: drawn(name, *shape).to(kind) for name, shape in part.shapes.items()}
     leaves = {name: x.to(device, kind if kernel else torch.float64).requires_grad_() for name, x in rounded.items()}
     results = {"o": part.call(kernel, **leaves)}
-    results |= gradients(results, {f"d{name}": x for name, x in leaves.items()}, kind)
+    results |= gradients(results, {f"d {name}": x for name, x in leaves.items()}, kind)
     return {name: x.detach().cpu() for name, x in results.items()}
 
 

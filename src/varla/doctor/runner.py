@@ -4,7 +4,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from multiprocessing import connection, get_context
 from typing import Any
@@ -34,7 +34,8 @@ def run_apart(checks: Sequence[Check], done: Done, *, limit: float = LIMIT) -> N
         while busy:
             connection.wait([worker.pipe for worker in busy], timeout=1)
             for worker in busy:
-                for outcome in worker.finished():
+                outcome = worker.finished()
+                if outcome is not None:
                     done(outcome)
                     worker.begin(groups)
             busy = [worker for worker in busy if worker.check is not None]
@@ -63,7 +64,7 @@ class _Worker:
         self.check, self.since = self.rest.popleft(), time.monotonic()
         try:
             self._connect().send(self.check)
-        except OSError:  # the process ended after its last check
+        except OSError:  # the process died after its last check
             self.dismiss()
             self._connect().send(self.check)
         return True
@@ -77,21 +78,26 @@ class _Worker:
             theirs.close()
         return self.pipe
 
-    def finished(self) -> Iterator[Outcome]:
-        """The outcome of its check, once there is one."""
+    def finished(self) -> Outcome | None:
+        """The outcome of its check; None while there is none."""
         assert self.check is not None
         passed = time.monotonic() - self.since
-        if self.pipe.poll():
-            try:
-                yield self.pipe.recv()
-            except (EOFError, OSError):
-                self.process.join(5)
-                code = self.process.exitcode
-                self.dismiss()
-                yield Outcome(self.check, message=f"its process died ({_reason(code)})", seconds=passed)
-        elif passed > self.limit:
+        if not self.pipe.poll():
+            if passed <= self.limit:
+                return None
             self.dismiss()
-            yield Outcome(self.check, message=f"no result after {self.limit:.0f} s", seconds=passed)
+            return Outcome(self.check, message=f"no result after {self.limit:g} s", seconds=passed)
+        try:
+            outcome, lost = self.pipe.recv()
+        except (EOFError, OSError):
+            self.process.join(5)
+            reason = _reason(self.process.exitcode)
+            self.dismiss()
+            return Outcome(self.check, message=f"its process died ({reason})", seconds=passed)
+        if lost:
+            self.dismiss()
+        found: Outcome = outcome
+        return found
 
     def dismiss(self) -> None:
         """End the process."""
@@ -103,7 +109,7 @@ class _Worker:
 
 
 def serve(pipe: Any) -> None:
-    """What a process does: one check after the other. It ends if the GPU can no longer be used."""
+    """What a process does: one check after the other. It answers (outcome, whether the GPU can no longer be used)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):  # compilers print there
@@ -114,9 +120,8 @@ def serve(pipe: Any) -> None:
             outcome = run(pipe.recv())
         except EOFError:
             return
-        pipe.send(outcome)
-        if outcome.message is not None and outcome.check.device != "cpu" and _lost(outcome.check.device):
-            return
+        failed = outcome.message is not None and outcome.check.device != "cpu"
+        pipe.send((outcome, failed and _lost(outcome.check.device)))
 
 
 def _lost(device: str) -> bool:

@@ -88,7 +88,7 @@ def ptxas_remark(version: str | None, capability: tuple[int, int]) -> str | None
         return None
     return (
         f"ptxas {version} (it comes with Triton 3.6) compiles some kernels wrongly for GPUs of compute capability "
-        f"{HOPPER}.x. varla's kernels avoid what is known to go wrong; kernels of your own may not. ptxas 12.9 is right."
+        f"{HOPPER}.x. varla's kernels avoid what is known to go wrong, and ptxas 12.9 does not have this bug"
     )
 
 
