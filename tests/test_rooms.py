@@ -21,7 +21,7 @@ ROOMS = (
     "session tasks",
     "training",
     "lm report",
-    "demo",
+    "demo doctor",
     "cli",
     "__init__ __main__",
 )

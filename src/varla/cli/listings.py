@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from varla.cli.output import say, settings, share, show, table
+from varla.cli.output import Grid, say, settings, share, show, table
 
 # The layer and the sequence whose state `varla mechanisms` measures.
 TOKENS, D_MODEL, HEADS = 1000, 128, 4
@@ -18,7 +18,6 @@ tasks_group = typer.Typer()
 
 def info() -> None:
     """Show versions, devices and backends, and why a backend is missing."""
-    import varla
     from varla.runs import environment
 
     found = environment.describe()
@@ -26,12 +25,19 @@ def info() -> None:
     rows = [(key, "none" if value is None else str(value)) for key, value in found.items()]
     rows += [("gpu", name) for name in gpus] or [("gpu", "none")]
     show(table(("", "value"), rows))
-    backends = [
+    say()
+    show(backend_table())
+
+
+def backend_table() -> Grid:
+    """The backends, and why one is missing."""
+    import varla
+
+    rows = [
         (each.name, "yes" if each.available else "no", each.summary, each.reason or "")
         for each in varla.backends().values()
     ]
-    say()
-    show(table(("backend", "available", "what it is", "why not"), backends))
+    return table(("backend", "available", "what it is", "why not"), rows)
 
 
 def mechanisms() -> None:

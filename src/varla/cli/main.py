@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 
 from varla import __version__
-from varla.cli import compare, demo, evaluate, generate, harness, listings, score, sweep, train, train_lm
+from varla.cli import compare, demo, doctor, evaluate, generate, harness, listings, score, sweep, train, train_lm
 from varla.cli.errors import Commands
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ def _add(command: Callable[..., None], *examples: str, name: str | None = None) 
 
 # The commands, in the order of the help, with examples of their use.
 _add(listings.info, "varla info")
+_add(doctor.doctor, "varla doctor", "varla doctor --quick", "varla doctor --json > doctor.json")
 _add(listings.mechanisms, "varla mechanisms")
 _add(listings.models, "varla models --context 1000000")
 app.add_typer(listings.tasks_group, name="tasks")
