@@ -72,7 +72,7 @@ def ready(page):
 
 
 def until(page, script):
-    """Wait until the script is true. (Playwright's own way to wait evaluates text in the page, which the page forbids.)"""
+    """Wait until the script is true. (Playwright's own way evaluates text in the page, which the page forbids.)"""
     for _ in range(1000):
         if page.evaluate(script):
             return
@@ -209,9 +209,7 @@ def test_the_map_chooses_token_and_key_and_says_what_it_shows(visit, two):
     assert page.locator("#key-text").inner_text() == f"5 of {T} “t4”"
     text = page.locator(".readout").first.inner_text()
     word, cosine = page.evaluate(f"[WORDS[columns[0].replay.word[4*{T}+30]], columns[0].replay.cosine[4*{T}+30]]")
-    assert (
-        text == f"Key of token 5 “t4”, asked after token 31 “t30”: {word} (cosine {cosine:.2f}, " + text.split(", ")[-1]
-    )
+    assert text.startswith(f"Key of token 5 “t4”, asked after token 31 “t30”: {word} (cosine {cosine:.2f}, error ")
     page.keyboard.press("ArrowDown")
     ready(page)
     assert page.locator("#key-text").inner_text() == f"6 of {T} “t5”"
