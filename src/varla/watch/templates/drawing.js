@@ -120,6 +120,17 @@ function mapFrame(width, T) {
   return { left, side: width - left, cell: (width - left) / T };
 }
 
+// Colours of the map. An answer that is something else is stronger the further it points from the value.
+function answerColours(replay, colours) {
+  const back = rgb(colours.back);
+  return (i) => {
+    const word = replay.word[i], colour = colours.words[word];
+    if (word < 3) return colour;
+    const share = 0.45 + 0.55 * Math.min(1, Math.max(0, 1 - replay.cosine[i] / SAME));
+    return back.map((x, c) => Math.round(x + share * (colour[c] - x)));
+  };
+}
+
 function drawMap(canvas, picture, names, t, s, colours) {
   const T = names.length, { left, side, cell } = mapFrame(canvas.clientWidth, T);
   canvas.style.height = `${side}px`;

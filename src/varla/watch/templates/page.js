@@ -93,7 +93,7 @@ class Column {
     this.say(t);
     if (!replay || replay.done <= t) return;
     if (this.drawn !== replay.done) {
-      this.picture = bitmap(T, T, (i) => colours.words[replay.word[i]]);
+      this.picture = bitmap(T, T, answerColours(replay, colours));
       this.drawn = replay.done;
     }
     drawMap(this.map, this.picture, names, t, s, colours);
