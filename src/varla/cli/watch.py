@@ -44,7 +44,7 @@ def watch(
         typer.Argument(help="Run of `train`, or folder of a language model.", metavar="RUN_OR_MODEL"),
     ],
     other: Annotated[
-        Path | None, typer.Argument(help="Another one, shown beside it on the same tokens.", metavar="[OTHER]")
+        Path | None, typer.Argument(help="Another one, shown beside it on the same tokens.", metavar="OTHER")
     ] = None,
     text: Annotated[str | None, typer.Option(help="Text that a language model reads.", metavar="TEXT")] = None,
     text_file: Annotated[Path | None, typer.Option(help="File with that text.", metavar="FILE")] = None,
