@@ -20,7 +20,7 @@ ROOMS = (
     "models",
     "session tasks",
     "training",
-    "lm report",
+    "lm report watch",
     "demo doctor",
     "cli",
     "__init__ __main__",

@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 
 from varla import __version__
-from varla.cli import compare, demo, doctor, evaluate, generate, harness, listings, score, sweep, train, train_lm
+from varla.cli import compare, demo, doctor, evaluate, generate, harness, listings, score, sweep, train, train_lm, watch
 from varla.cli.errors import Commands
 
 app = typer.Typer(
@@ -43,6 +43,12 @@ _add(
     "varla compare runs/first runs/second",
     "varla compare runs/sweep --average --plot curves.html",
     "varla compare runs/sweep --format csv > runs.csv",
+)
+_add(
+    watch.watch,
+    "varla watch runs/first --seed 3",
+    "varla watch runs/first runs/second --out both.html",
+    'varla watch runs/book/model --text "It was a dark and stormy night."',
 )
 _add(sweep.sweep, "varla sweep grid.yaml --out runs/sweep --jobs 4", *sweep.EXAMPLE)
 _add(demo.demo, "varla demo --out runs/demo")

@@ -12,6 +12,7 @@ from varla.arguments import check_choice, check_count, check_flag, check_number
 from varla.layers.conv import ShortConvolution
 from varla.layers.norm import NORMS, make_norm
 from varla.layers.state import LayerState
+from varla.layers.writes import Writes
 from varla.ops import State
 from varla.ops.gate import gated
 from varla.ops.packing import check_packing
@@ -24,7 +25,7 @@ class Layer(nn.Module, ABC):
     """A sequence mixer: `(x, state=None, cu_seqlens=None) -> (y, state)`, x and y [B, T, d_model].
 
     It trains in parallel form; with T = 1 and a state it decodes one token. A subclass adds its own projections, and
-    defines how queries, keys and values are mixed (`mix`), into which state, and perhaps what to watch (`readings`).
+    defines how queries, keys and values are mixed (`mix`), into which state, and what to watch (`readings`, `written`).
     """
 
     name: ClassVar[str]
@@ -139,6 +140,16 @@ class Layer(nn.Module, ABC):
     def gate_readings(self, x: Tensor) -> dict[str, Tensor]:
         """Gates to watch at a token x [B, 1, d_model] after the convolution, each [B, H]. By default none."""
         return {}
+
+    def written(self, x: Tensor, k: Tensor, v: Tensor) -> Writes:
+        """What `mix` writes, from x after the convolution, raw k [B, T, H, D] and v [B, T, H, Dv]."""
+        raise ValueError(f"{self.name} keeps no memory matrix S: there is nothing to watch")
+
+    @torch.no_grad()
+    def writes(self, x: Tensor) -> Writes:
+        """What is written at every token of x [B, T, d_model], from an empty memory. Refused without a matrix S."""
+        x, _, k, v, _ = self._project(x, None, None)
+        return self.written(x, k, v)
 
     @torch.no_grad()
     def watch(self, x: Tensor, state: LayerState | None = None) -> dict[str, Tensor]:

@@ -6,7 +6,9 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from varla.layers.base import Layer
+from varla.layers.writes import Rule, Writes
 from varla.ops import DeltaRuleState, delta_rule
+from varla.ops.features import unit
 
 
 class DeltaNet(Layer):
@@ -27,3 +29,7 @@ class DeltaNet(Layer):
         """See Layer."""
         beta = self.beta(x).sigmoid()
         return delta_rule(silu(q), silu(k), v, beta, initial_state=memory, return_state=True, cu_seqlens=cu_seqlens)
+
+    def written(self, x: Tensor, k: Tensor, v: Tensor) -> Writes:
+        """See Layer."""
+        return Writes(Rule(), unit(silu(k))[0], v, beta=self.beta(x).sigmoid())

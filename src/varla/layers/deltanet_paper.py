@@ -12,8 +12,9 @@ from torch.nn.functional import logsigmoid
 
 from varla.arguments import check_choice
 from varla.layers.base import Layer
+from varla.layers.writes import Rule, Writes
 from varla.ops import DeltaRuleState, decayed_delta_rule
-from varla.ops.features import feature
+from varla.ops.features import feature, unit
 
 GATES = ("scalar", "channel")
 
@@ -42,3 +43,8 @@ class PaperDeltaNet(Layer):
             feature(q, "elu1"), k, v, logsigmoid(gate.reshape(v.shape) if self.per_channel else gate),
             initial_state=memory, return_state=True, cu_seqlens=cu_seqlens,
         )  # fmt: skip
+
+    def written(self, x: Tensor, k: Tensor, v: Tensor) -> Writes:
+        """See Layer."""
+        gate = self.gate(x).sigmoid()
+        return Writes(Rule(decay_first=False), unit(k)[0], v, decay=gate.reshape(v.shape) if self.per_channel else gate)

@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from varla.layers.gates import GatedLayer
+from varla.layers.writes import Rule, Writes
 from varla.ops import DeltaRuleState, delta_rule
 
 
@@ -26,3 +27,8 @@ class GatedDeltaNet(GatedLayer):
         return delta_rule(
             q, k, v, **gates, initial_state=memory, return_state=True, cu_seqlens=cu_seqlens, **self.FEATURES
         )
+
+    def written(self, x: Tensor, k: Tensor, v: Tensor) -> Writes:
+        """See Layer."""
+        gates = self.gates(x, k.dtype)
+        return Writes(Rule(), self.keys(k), v, beta=gates["beta"], decay=gates["decay"].exp())

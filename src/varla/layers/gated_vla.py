@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from varla.arguments import check_choice, check_flag, check_number
 from varla.layers.gates import CopiedLinear, GatedLayer, PenaltyStrength
 from varla.layers.vla import decodes, penalty_readings
+from varla.layers.writes import Writes, penalised
 from varla.ops import ForgettingState, State, VLAState, vla, vla_step
 from varla.ops.vla import VLASettings
 
@@ -107,3 +108,11 @@ class GatedVLA(GatedLayer):
     def readings(self, memory: State, k: Tensor) -> dict[str, Tensor]:
         """As of VLA: norms of S and A, and k . a."""
         return {**super().readings(memory, k), **penalty_readings(memory, k, self.settings)}
+
+    def written(self, x: Tensor, k: Tensor, v: Tensor) -> Writes:
+        """See Layer."""
+        gates = self.gates(x, k.dtype)
+        return penalised(
+            self.settings, k, v, self.heads(self.u(x)), beta=gates["beta"], decay=gates["decay"].exp(),
+            strength=gates["strength"], forgets="forget" in gates,
+        )  # fmt: skip

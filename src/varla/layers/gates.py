@@ -14,6 +14,7 @@ from torch.nn.functional import softplus
 
 from varla.arguments import check_flag
 from varla.layers.base import Layer
+from varla.ops.features import Features
 
 SHORTEST, LONGEST = 16, 4096  # tokens: the time scales between which the heads of a layer begin
 RATE = 8.0  # the mean of the initial rates in Gated DeltaNet
@@ -166,6 +167,10 @@ class GatedLayer(Layer):
     def gates(self, x: Tensor, dtype: torch.dtype) -> dict[str, Any]:
         """The gates of x [B, T, d_model] by their names in the operator, each [B, T, H] of the operator's dtype."""
         return {"beta": self.beta(x).to(dtype), "decay": self.decay(x).to(dtype)}
+
+    def keys(self, k: Tensor) -> Tensor:
+        """The features of raw keys that S is written with."""
+        return Features(k, self.FEATURES["feature_map"], self.FEATURES["normalize_key"]).y
 
     def gate_readings(self, x: Tensor) -> dict[str, Tensor]:
         """See Layer. "decay" is the decay itself, not its logarithm."""

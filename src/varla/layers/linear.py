@@ -5,7 +5,9 @@ from typing import Any
 from torch import Tensor
 
 from varla.layers.base import Layer
+from varla.layers.writes import Rule, Writes
 from varla.ops import LinearAttentionState, linear_attention
+from varla.ops.features import feature
 
 
 class LinearAttention(Layer):
@@ -20,3 +22,7 @@ class LinearAttention(Layer):
     ) -> tuple[Tensor, LinearAttentionState]:
         """See Layer."""
         return linear_attention(q, k, v, initial_state=memory, return_state=True, cu_seqlens=cu_seqlens)
+
+    def written(self, x: Tensor, k: Tensor, v: Tensor) -> Writes:
+        """See Layer."""
+        return Writes(Rule(error=False, reads="S/z"), feature(k, "elu1"), v)

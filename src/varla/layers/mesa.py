@@ -8,6 +8,7 @@ from torch import Tensor
 
 from varla.layers.gates import GatedLayer
 from varla.layers.vla import decodes
+from varla.layers.writes import Rule, Writes
 from varla.ops import MesaState, State, mesa, mesa_step
 from varla.ops.directions.settings import LOSS, DirectionSettings
 
@@ -61,3 +62,15 @@ class Mesa(GatedLayer):
     def readings(self, memory: State, k: Tensor) -> dict[str, Tensor]:
         """Norms of S and A."""
         return {**super().readings(memory, k), "|A|": torch.linalg.matrix_norm(memory.tensors()["A"])}
+
+    def written(self, x: Tensor, k: Tensor, v: Tensor) -> Writes:
+        """See Layer. The penalty direction is the key, and its strength beta."""
+        gates, keys = self.gates(x, k.dtype), self.keys(k)
+        rule = Rule(
+            error=False,
+            reads="SA",
+            lambda0=self.options["lambda0"],
+            forget_at="token",
+            beat=self.options["beat"],
+        )
+        return Writes(rule, keys, v, beta=gates["beta"], decay=gates["decay"].exp(), u=keys, strength=gates["beta"])

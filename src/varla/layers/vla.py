@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from varla.layers.base import Layer
+from varla.layers.writes import Writes, penalised
 from varla.ops import State, VLAState, vla, vla_step
 from varla.ops.algebra import apply, dot
 from varla.ops.directions.gain import write_direction
@@ -51,6 +52,10 @@ class VLA(Layer):
     def readings(self, memory: State, k: Tensor) -> dict[str, Tensor]:
         """Norms of S and A, and k . a between key and write direction (1 where they agree)."""
         return {**super().readings(memory, k), **penalty_readings(memory, k, self.settings)}
+
+    def written(self, x: Tensor, k: Tensor, v: Tensor) -> Writes:
+        """See Layer."""
+        return penalised(self.settings, k, v, self.heads(self.u(k.flatten(2))))
 
 
 def decodes(k: Tensor, cu_seqlens: Tensor | None) -> bool:

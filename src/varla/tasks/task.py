@@ -89,8 +89,7 @@ class Task(ABC):
     def example(self, generator: torch.Generator) -> str:
         """One random sequence as a table: position, input token, whether the output is scored, and the answer."""
         inputs, labels = (rows[0].tolist() for rows in self.batch(1, generator))
-        tokens = [self._token_name(t, token) for t, token in enumerate(inputs)]
-        answers = [None if label == IGNORE else self._answer_name(label) for label in labels]
+        tokens, answers = self.words(inputs, labels)
         shown = columns(tokens, answers, [self._is_filler(token) for token in inputs])
         scored = sum(answer is not None for answer in answers)
         given = ", ".join(f"{key}={value}" for key, value in asdict(self).items())
@@ -98,6 +97,11 @@ class Task(ABC):
             f"{self.name} ({given})\n\n{table(shown)}\n\n"
             f"Scored: {scored} of {self.seq_len} positions, marked ?, where the output must name the answer."
         )
+
+    def words(self, inputs: list[int], labels: list[int]) -> tuple[list[str], list[str | None]]:
+        """Readable names of a sequence's tokens, and of its labels: None where nothing is scored."""
+        tokens = [self._token_name(t, token) for t, token in enumerate(inputs)]
+        return tokens, [None if label == IGNORE else self._answer_name(label) for label in labels]
 
     def _check(self) -> None:
         """Check all settings except `seq_len`, whose default depends on them. Tasks with more settings extend this."""
