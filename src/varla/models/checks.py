@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from varla.arguments import check_count
+from varla.layers.layout import read_mask
 
 IGNORED = -100  # the label of a token that is not predicted
 
@@ -93,19 +94,6 @@ def check_kept(logits_to_keep: object, tokens: object) -> slice | Tensor:
                 f"{low if low < -T else high}"
             )
     return logits_to_keep
-
-
-def read_mask(mask: Tensor) -> Tensor | None:
-    """The mask as booleans, True for tokens to read; None if all are. Raise unless it holds only 1 and 0."""
-    keep = mask == 1
-    if bool(keep.all()):
-        return None
-    wrong = ~keep & (mask != 0)
-    if bool(wrong.any()):
-        found = mask[wrong][0].item()
-        hint = "; is it an additive mask? Then attention_mask == 0 says the same" if found < 0 else ""
-        raise ValueError(f"attention_mask must be 1 for tokens and 0 for padding, got {found}{hint}")
-    return keep
 
 
 def check_rows(mask: Tensor) -> None:
