@@ -42,7 +42,7 @@ class VarlaBlock(GradientCheckpointingLayer, Block):  # type: ignore[misc]
 class VarlaModel(VarlaPreTrainedModel):
     """Embedding, blocks, final norm: tokens to hidden states."""
 
-    _keys_to_ignore_on_load_unexpected = [r"^lm_head\."]  # noqa: RUF012 - of a VarlaForCausalLM
+    _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"^score\."]  # noqa: RUF012 - heads
 
     def __init__(self, config: VarlaConfig):
         super().__init__(config)
@@ -177,6 +177,7 @@ class VarlaModel(VarlaPreTrainedModel):
 class VarlaForCausalLM(VarlaPreTrainedModel, VarlaGenerationMixin):
     """A language model: `VarlaModel` and a head, tied to the embedding or not."""
 
+    AUTO_CLASS = "AutoModelForCausalLM"
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     accepts_loss_kwargs = True  # Trainer: forward takes num_items_in_batch
 
