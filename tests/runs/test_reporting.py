@@ -38,6 +38,14 @@ def test_without_wandb_the_error_says_how_to_install_it(monkeypatch):
             check_wandb("train.report_to")
 
 
+def test_a_wandb_that_lacks_a_package_says_which(monkeypatch, tmp_path):
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    (tmp_path / "wandb.py").write_text("import no_such_package")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match="wandb, which cannot be imported: No module named 'no_such_package'"):
+        check_wandb("train.report_to")
+
+
 def test_a_folder_keeps_its_run(monkeypatch, tmp_path):
     runs = fake_wandb.install(monkeypatch)
     (tmp_path / "other").mkdir()

@@ -30,14 +30,15 @@ def report_names(name: str, value: str | list[Any]) -> list[str]:
 
 def check_wandb(asks: str) -> None:
     """Raise a ValueError unless wandb can be imported. `asks` is the setting that asks for it."""
+    missing = f"{asks} asks for wandb, which is not installed: pip install wandb"
     try:
         import wandb
-    except ImportError:
-        installed = False
-    else:
-        installed = hasattr(wandb, "init")  # a folder called wandb, as wandb leaves them, is an empty package
-    if not installed:
-        raise ValueError(f"{asks} asks for wandb, which is not installed: pip install wandb")
+    except ImportError as error:
+        if error.name != WANDB:
+            raise ValueError(f"{asks} asks for wandb, which cannot be imported: {error}") from error
+        raise ValueError(missing) from None
+    if not hasattr(wandb, "init"):  # a folder called wandb, as wandb leaves them, is an empty package
+        raise ValueError(missing)
 
 
 def start_wandb(folder: Path, settings: Mapping[str, Any], name: str | None = None) -> Any:
