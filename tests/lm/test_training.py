@@ -15,7 +15,7 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, TrainingArguments
 
 from tests.lm.cases import settings, write_text
-from tests.runs import starts
+from tests.runs import fake_wandb, starts
 from varla.lm import training
 from varla.lm.folder import load_model
 from varla.lm.settings import from_dict
@@ -224,6 +224,39 @@ def test_tensorboards_files_are_in_the_runs_folder(text, tmp_path, monkeypatch):
         assert len(list((tmp_path / name / "logs").glob("events*"))) == 1
     assert not (tmp_path / "elsewhere").exists()
     assert os.environ["TENSORBOARD_LOGGING_DIR"] == str(tmp_path / "elsewhere")
+
+
+def test_wandb_gets_what_the_trainer_logs_and_a_resumed_run_continues_it(text, tmp_path, monkeypatch):
+    runs = fake_wandb.install(monkeypatch)
+    folder, chosen = tmp_path / "run", settings(text, "train.report_to=wandb")
+    with monkeypatch.context() as patched:
+        patched.setattr(training, "Watch", Watched)
+        with pytest.raises(Interrupted):
+            train(chosen, folder)
+    train(read_settings(folder), folder, resume=True)
+    first, second = runs
+    assert first.given == second.given
+    assert first.given["id"] == json.loads((folder / "wandb.json").read_text())["id"]
+    assert (first.exit_code, second.exit_code) == (1, 0)
+    logged = [entry for _, entry in first.logged + second.logged]
+    found = {entry["train/global_step"]: entry["train/loss"] for entry in logged if "train/loss" in entry}
+    assert found == losses(folder)
+
+
+def test_without_wandb_nothing_is_written(text, tmp_path, monkeypatch):
+    fake_wandb.remove(monkeypatch)
+    with pytest.raises(ValueError, match=r"train\.report_to asks for wandb, which is not installed: pip install wandb"):
+        train(settings(text, "train.report_to=[tensorboard, wandb]"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_wandb_refuses_leaves_the_folder_free(text, tmp_path, monkeypatch):
+    fake_wandb.install(monkeypatch, refuse="no account")
+    chosen = settings(text, "train.report_to=wandb", "train.max_steps=1")
+    with pytest.raises(ValueError, match="wandb cannot begin: no account"):
+        train(chosen, tmp_path / "run")
+    fake_wandb.install(monkeypatch)
+    assert train(chosen, tmp_path / "run")["status"] == "finished"
 
 
 @pytest.mark.parametrize(

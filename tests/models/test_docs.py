@@ -17,4 +17,6 @@ def test_the_examples_run():
     assert names["session"].position == len("Once upon a time") + 5
     assert names["text"].shape == (2, 17)
     assert names["second"].shape == (1, 30)
+    assert names["state"].memory.t.tolist() == [10, 6]
+    assert names["output"].logits.shape == (2, 3)
     assert names["cache"].get_seq_length() == 29

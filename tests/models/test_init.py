@@ -6,10 +6,10 @@ import sys
 
 import pytest
 import transformers
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from tests.models.cases import config
-from varla.models import VarlaConfig, VarlaForCausalLM, VarlaModel
+from varla.models import VarlaConfig, VarlaForCausalLM, VarlaForSequenceClassification, VarlaModel
 
 
 @pytest.mark.skipif("VARLA_TRANSFORMERS" not in os.environ, reason="no version of transformers is asked for")
@@ -21,6 +21,7 @@ def test_the_auto_classes_know_the_family():
     assert type(AutoConfig.for_model("varla")) is VarlaConfig
     assert type(AutoModel.from_config(config())) is VarlaModel
     assert type(AutoModelForCausalLM.from_config(config())) is VarlaForCausalLM
+    assert type(AutoModelForSequenceClassification.from_config(config())) is VarlaForSequenceClassification
 
 
 def test_without_transformers_the_import_says_what_to_install():

@@ -39,7 +39,7 @@ class Block(nn.Module):
         record: Recorder | None = None,
     ) -> tuple[Tensor, LayerState]:
         """x [B, T, d_model] to (x [B, T, d_model], state). `record` is for the mixer, see `Layer`."""
-        y, state = self.mixer(self.mixer_norm(x), state, cu_seqlens, record)
+        y, state = self.mixer(self.mixer_norm(x), state, cu_seqlens, record=record)
         x = x + y
         feed_forward, norm = (getattr(self, name) for name in self.FEED_FORWARD)
         return x + feed_forward(norm(x)), state

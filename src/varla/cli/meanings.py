@@ -62,6 +62,7 @@ TRAIN = {
     "train.eval_batches": "batches of an evaluation",
     "train.eval_batch_size": "sequences of each",
     "train.checkpoint_every": "steps between checkpoints; the newest two are kept",
+    "train.report_to": "where metrics go beside metrics.jsonl: tensorboard, wandb, none, or a list",
 }
 
 TRAIN_LM = {

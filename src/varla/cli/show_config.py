@@ -24,7 +24,7 @@ def lab_settings(config: "RunConfig") -> str:
     task, model = build_task(config).settings(), asdict(build_model(config).config)
     layer = {**options_of(MECHANISMS[config.mechanism]), **model.pop("layer")}
     del model["mechanism"]
-    given = config.to_dict()
+    given = asdict(config)
     derived = {f"task.{name}" for name in ("seq_len",) if name not in given["task"]}
     derived |= {f"model.{name}" for name in ("vocab_size", "max_len") if name not in given["model"]}
     return document({**given, "task": task, "model": model, "layer": layer}, TRAIN, derived)

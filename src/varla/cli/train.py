@@ -103,6 +103,7 @@ def default_folder(config: "RunConfig") -> Path:
     given["task"] = {key: value for key, value in given["task"].items() if key not in ("name", "n")}
     if not hasattr(task, "n"):
         given["task"].pop("seq_len", None)
+    given["train"].pop("report_to", None)  # the same trial, wherever its metrics go
     changes = [config.preset] if config.preset != usual["preset"] else []
     for group in ("task", "model", "layer", "train"):
         changes += [

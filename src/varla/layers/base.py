@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from varla.arguments import check_choice, check_count, check_flag, check_number
 from varla.layers.conv import ShortConvolution
+from varla.layers.layout import BOTH, padding_layout
 from varla.layers.norm import NORMS, make_norm
 from varla.layers.state import LayerState
 from varla.layers.writes import Writes
@@ -22,7 +23,7 @@ Recorder = Callable[[Tensor], Tensor]  # gets attention weights, and returns tho
 
 
 class Layer(nn.Module, ABC):
-    """A sequence mixer: `(x, state=None, cu_seqlens=None) -> (y, state)`, x and y [B, T, d_model].
+    """A sequence mixer: `(x, state=None, cu_seqlens=None, attention_mask=None) -> (y, state)`, x and y [B, T, d_model].
 
     It trains in parallel form; with T = 1 and a state it decodes one token. A subclass adds its own projections, and
     defines how queries, keys and values are mixed (`mix`), into which state, and what to watch (`readings`, `written`).
@@ -80,12 +81,34 @@ class Layer(nn.Module, ABC):
         x: Tensor,
         state: LayerState | None = None,
         cu_seqlens: Tensor | None = None,
+        attention_mask: Tensor | None = None,
         record: Recorder | None = None,
     ) -> tuple[Tensor, LayerState]:
-        """x [B, T, d_model] to (y [B, T, d_model], state). cu_seqlens as for `varla.vla`: B = 1, states of N rows.
+        """x [B, T, d_model] to (y [B, T, d_model], state).
 
-        A softmax layer passes its attention weights through `record`, if there is one; see `mix_recorded`.
+        Args:
+            x: the inputs.
+            state: what an earlier call returned.
+            cu_seqlens: as for `varla.vla`: B = 1, states of N rows.
+            attention_mask: [B, T], 0 for padding. It is not read, wherever it stands: it changes neither the state nor
+                other outputs, and its own outputs are 0. With a state, the mask is of these T tokens alone.
+            record: a softmax layer passes its attention weights through it, see `mix_recorded`.
         """
+        if attention_mask is None:
+            return self._mixed(x, state, cu_seqlens, record)
+        self._check_shape(x)
+        if cu_seqlens is not None:
+            raise ValueError(BOTH)
+        layout = padding_layout(x.shape[:2], x.device, attention_mask)
+        if layout is None:
+            return self._mixed(x, state, None, record)
+        y, state = self._mixed(layout.pack(x), state, layout.cu_seqlens, record)
+        return layout.unpack(y), state
+
+    def _mixed(
+        self, x: Tensor, state: LayerState | None, cu_seqlens: Tensor | None, record: Recorder | None
+    ) -> tuple[Tensor, LayerState]:
+        """`forward` of inputs without padding."""
         convolved, q, k, v, conv = self._project(x, state, cu_seqlens)
         inputs = (convolved, q, k, v, None if state is None else state.memory, cu_seqlens)
         o, memory = self.mix(*inputs) if record is None else self.mix_recorded(record, *inputs)
@@ -94,12 +117,15 @@ class Layer(nn.Module, ABC):
             o = gated(self.output_gate(x), o)
         return self.out(o), LayerState(conv, memory)
 
+    def _check_shape(self, x: Tensor) -> None:
+        if x.dim() != 3 or x.shape[-1] != self.d_model:
+            raise ValueError(f"x must have shape [B, T, d_model = {self.d_model}], got {list(x.shape)}")
+
     def _project(
         self, x: Tensor, state: LayerState | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         """(x after the convolution, q, k [B, T, H, head_dim], v [B, T, H, value_dim], state of the convolution)."""
-        if x.dim() != 3 or x.shape[-1] != self.d_model:
-            raise ValueError(f"x must have shape [B, T, d_model = {self.d_model}], got {list(x.shape)}")
+        self._check_shape(x)
         check_packing(cu_seqlens, x.shape[0], x.shape[1], x.device)
         conv = None
         if self.conv is not None:

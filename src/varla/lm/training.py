@@ -1,14 +1,14 @@
 """Training a language model through Hugging Face's Trainer, into one folder that can be resumed.
 
 The folder: config.yaml and begun.json (the settings), tokens/ (the text, tokenized once), checkpoint-N/ and logs/ (the
-Trainer's), model/ (the result, with its tokenizer), record.json.
+Trainer's), model/ (the result, with its tokenizer), record.json; wandb.json and wandb/ if it reports there.
 """
 
 import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from varla.models import VarlaForCausalLM, preset
 from varla.runs import environment, processes
 from varla.runs.folder import RunError, RunFolder
 from varla.runs.outcomes import FINISHED, Diverged, Interrupted, Stop
+from varla.runs.reporting import WANDB, WANDB_FILE, check_wandb, wandb_run
 from varla.runs.writing import move_into_place, naming
 
 DEFAULTS: Mapping[str, Any] = {
@@ -78,7 +79,7 @@ def _train(
         train_text, validation = load_texts(settings, tokenizer, folder / "tokens")
         if main:
             _claim(settings, tokenizer, run, resume)
-    with Stop() as stop, logs_in(folder / "logs"):
+    with Stop() as stop, logs_in(folder / "logs"), ExitStack() as reports:
         needed = not (arguments.save_only_model or arguments.deepspeed)
         last = checkpoints.newest(folder, optimizer=needed) if resume else None
         arguments.distributed_state.wait_for_everyone()
@@ -88,6 +89,8 @@ def _train(
         if trained:  # it was cut short afterwards, and the Trainer would take one step more
             model = load_model(str(last))
         with _released(run, main and not resume):
+            if WANDB in arguments.report_to and main and not trained:  # the Trainer logs to the run that it finds
+                reports.enter_context(wandb_run(folder, settings.to_dict(), arguments.run_name))
             trainer = SavingTrainer(
                 model,
                 arguments,
@@ -212,6 +215,8 @@ def training_arguments(settings: LMSettings, folder: Path) -> TrainingArguments:
             "CUDA_VISIBLE_DEVICES=0 for one"
         )
     processes.check_together(made.world_size)
+    if WANDB in made.report_to:
+        check_wandb("train.report_to")
     return made
 
 
@@ -295,7 +300,8 @@ def _check(settings: LMSettings, run: RunFolder, resume: bool) -> None:
         run.check_same(read_settings(run.folder).to_dict(), settings.to_dict())
         return
     run.check_unused()
-    ours = ("tokens", ".lock", run.begun_file.name)  # a start that was killed may have left them
+    # A start that was killed or refused may have left them.
+    ours = ("tokens", ".lock", run.begun_file.name, WANDB_FILE, "wandb")
     others = sorted(path.name for path in run.folder.iterdir() if path.name not in ours)
     if others:
         raise RunError(f"{run.folder} holds {others[0]!r}, which is no run's: choose an empty folder, or a new one")

@@ -1,11 +1,13 @@
 """Checks of a model's arguments, before anything is computed. Each error names the argument and what was given."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from varla.arguments import check_count
+from varla.layers.layout import read_mask
 
 IGNORED = -100  # the label of a token that is not predicted
 
@@ -31,7 +33,12 @@ def check_ids(input_ids: Tensor) -> None:
 
 
 def check_vocabulary(name: str, ids: Tensor, size: int, also: str = "") -> None:
-    """Raise a ValueError unless ids are from 0 to size - 1. `also` (words for the message) allows IGNORED, too.
+    """Raise a ValueError unless ids are from 0 to size - 1. `also` (words for the message) allows IGNORED, too."""
+    _check_below(name, ids, size, "vocab_size", also, "; was the text encoded by another tokenizer?")
+
+
+def _check_below(name: str, ids: Tensor, size: int, limit: str, also: str, hint: str = "") -> None:
+    """Raise a ValueError unless ids are from 0 to size - 1, the value of `limit`, or IGNORED where `also` allows it.
 
     Only on the CPU: on a GPU the check would force a device sync. Not while compiling: the values are not known.
     """
@@ -40,8 +47,7 @@ def check_vocabulary(name: str, ids: Tensor, size: int, also: str = "") -> None:
     low, high = (int(each) for each in (ids.masked_fill(ids == IGNORED, 0) if also else ids).aminmax())
     if low < 0 or high >= size:
         raise ValueError(
-            f"{name} must be from 0 to {size - 1} (vocab_size = {size}){also}, got {low if low < 0 else high}; "
-            "was the text encoded by another tokenizer?"
+            f"{name} must be from 0 to {size - 1} ({limit} = {size}){also}, got {low if low < 0 else high}{hint}"
         )
 
 
@@ -65,6 +71,34 @@ def check_labels(labels: Tensor, B: int, T: int) -> None:
         raise ValueError(f"labels must have shape [{B}, {T}], got {list(labels.shape)}")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(f"labels must be integers, got {labels.dtype}")
+
+
+def check_class_labels(labels: Tensor, logits: Tensor, config: Any) -> Tensor:
+    """Labels of sequences for logits [N, num_labels], in the type that the loss needs. Raise unless they fit.
+
+    config.problem_type, if it is None, is found as transformers' loss finds it.
+    """
+    N, classes = logits.shape
+    check_tensor("labels", labels, f"classes [{N}], or of numbers [{N}, {classes}]")
+    whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
+    problem = config.problem_type
+    if problem is None:
+        problem = "regression" if classes == 1 else f"{'single' if whole else 'multi'}_label_classification"
+    single = problem == "single_label_classification"
+    shapes = [[N], [N, 1]] if single or classes == 1 else [[N, classes]]
+    if list(labels.shape) not in shapes:
+        several = single and list(labels.shape) == [N, classes]
+        hint = "; is each a 0 or 1? Then set config.problem_type to multi_label_classification" if several else ""
+        raise ValueError(
+            f"labels must have shape {' or '.join(map(str, shapes))} for {problem} with num_labels = {classes}, got "
+            f"{list(labels.shape)}{hint}"
+        )
+    if not single:
+        return labels.to(logits.dtype)
+    if not whole:
+        raise ValueError(f"labels must be integers, the classes, for {problem}, got {labels.dtype}")
+    _check_below("labels", labels, classes, "num_labels", f" or {IGNORED} (left out)")
+    return labels.long()
 
 
 def check_kept(logits_to_keep: object, tokens: object) -> slice | Tensor:
@@ -93,19 +127,6 @@ def check_kept(logits_to_keep: object, tokens: object) -> slice | Tensor:
                 f"{low if low < -T else high}"
             )
     return logits_to_keep
-
-
-def read_mask(mask: Tensor) -> Tensor | None:
-    """The mask as booleans, True for tokens to read; None if all are. Raise unless it holds only 1 and 0."""
-    keep = mask == 1
-    if bool(keep.all()):
-        return None
-    wrong = ~keep & (mask != 0)
-    if bool(wrong.any()):
-        found = mask[wrong][0].item()
-        hint = "; is it an additive mask? Then attention_mask == 0 says the same" if found < 0 else ""
-        raise ValueError(f"attention_mask must be 1 for tokens and 0 for padding, got {found}{hint}")
-    return keep
 
 
 def check_rows(mask: Tensor) -> None:

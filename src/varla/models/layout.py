@@ -1,7 +1,6 @@
 """Which tokens of a batch are read, and as which sequences: padding is left out, packed sequences are kept apart.
 
-A mask cannot take back what a recurrent layer has read: it is in the state. So the real tokens are laid end to end in
-one row, with `cu_seqlens` between sequences, once for all layers.
+The real tokens are laid end to end in one row (`varla.layers.layout`), once for all layers.
 """
 
 from collections.abc import Sequence
@@ -11,39 +10,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from varla.models.checks import IGNORED, check_tensor, read_mask
+from varla.layers.layout import BOTH, Layout, check_mask, real_tokens
+from varla.models.checks import IGNORED, check_tensor
 from varla.ops.packing import check_packing
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Tokens of a batch [B, T] as one row of L tokens in N sequences.
+class ModelLayout(Layout):
+    """A layout of a model's batch. longest: the number of tokens that the cache of such a call counts."""
 
-    index [L]: which of the B * T tokens they are, None for all. cu_seqlens [N + 1], on the CPU, where the operators
-    read it. longest: the number of tokens that the cache of such a call counts.
-    """
-
-    batch: tuple[int, int]
-    index: Tensor | None
-    cu_seqlens: Tensor
     longest: int
-
-    @property
-    def rows(self) -> int:
-        """Number of sequences, N."""
-        return self.cu_seqlens.shape[0] - 1
-
-    def pack(self, x: Tensor) -> Tensor:
-        """[B, T, *] to [1, L, *]."""
-        flat = x.flatten(0, 1)
-        return (flat if self.index is None else flat[self.index])[None]
-
-    def unpack(self, x: Tensor) -> Tensor:
-        """[1, L, *] to [B, T, *], zeros where there is padding."""
-        if self.index is None:
-            return x.view(*self.batch, *x.shape[2:])
-        flat = x.new_zeros(self.batch[0] * self.batch[1], *x.shape[2:])
-        return flat.index_copy(0, self.index, x[0]).view(*self.batch, *x.shape[2:])
 
     def last(self, x: Tensor, before: Tensor | None) -> Tensor:
         """The last token of each sequence, [N, *] of [1, L, *]; `before` [N, *] where a sequence has none."""
@@ -152,7 +128,7 @@ class AttentionRecorder:
     reach these.
     """
 
-    layout: Layout | None
+    layout: ModelLayout | None
     past: int
     kept: list[Tensor] = field(default_factory=list)
 
@@ -176,7 +152,7 @@ def find_layout(
     position_ids: Tensor | None,
     cu_seqlens: Tensor | None,
     past: int,
-) -> Layout | None:
+) -> ModelLayout | None:
     """How to read a batch of [B, T] tokens after `past` others. None: read all, each row as one sequence.
 
     A token whose mask is 0 is not read, wherever it stands. Position ids matter only where they return to 0: that is
@@ -185,11 +161,11 @@ def find_layout(
     B, T = batch
     if cu_seqlens is not None:
         if attention_mask is not None:
-            raise ValueError("give cu_seqlens or attention_mask, not both: packed sequences have no padding")
+            raise ValueError(BOTH)
         check_packing(cu_seqlens, B, T, device)
         cu_seqlens = cu_seqlens.to("cpu", torch.int64)
-        return Layout((B, T), None, cu_seqlens, int(cu_seqlens.diff().max()))
-    keep = None if attention_mask is None else _check_mask(attention_mask, B, T, past)
+        return ModelLayout((B, T), None, cu_seqlens, int(cu_seqlens.diff().max()))
+    keep = None if attention_mask is None else check_mask(attention_mask, B, T, past)
     starts = None if position_ids is None else _check_positions(position_ids, B, T)
     if starts is not None and past == 0 and T > 1:
         found = _packed(starts, keep)
@@ -197,11 +173,10 @@ def find_layout(
             return found
     if keep is None:
         return None
-    cu_seqlens = pad(keep.sum(1).cumsum(0), (1, 0)).cpu()
-    return Layout((B, T), keep.flatten().nonzero()[:, 0], cu_seqlens, T)
+    return ModelLayout((B, T), *real_tokens(keep, device), T)
 
 
-def _packed(starts: Tensor, keep: Tensor | None) -> Layout | None:
+def _packed(starts: Tensor, keep: Tensor | None) -> ModelLayout | None:
     """The layout if a sequence begins within a row, else None; starts, keep [B, T]."""
     B, T = starts.shape
     read = torch.ones_like(starts) if keep is None else keep
@@ -211,25 +186,7 @@ def _packed(starts: Tensor, keep: Tensor | None) -> Layout | None:
     index = read.flatten().nonzero()[:, 0]
     begins = (starts | first).flatten()[index].nonzero()[:, 0].cpu()
     cu_seqlens = torch.cat((begins, torch.tensor([index.shape[0]])))
-    return Layout((B, T), None if keep is None else index, cu_seqlens, int(cu_seqlens.diff().max()))
-
-
-def _check_mask(mask: Tensor, B: int, T: int, past: int) -> Tensor | None:
-    """Which of the T tokens of this call are read, [B, T]; None for all."""
-    if not isinstance(mask, Tensor) or mask.dim() != 2:
-        found = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-        raise ValueError(f"attention_mask must have shape [B, T], 1 for tokens and 0 for padding, got {found}")
-    allowed = {T, past + T}
-    if mask.shape[0] != B or mask.shape[1] not in allowed:
-        lengths = " or ".join(f"[{B}, {length}]" for length in sorted(allowed))
-        raise ValueError(f"attention_mask must have shape {lengths}, got {list(mask.shape)}")
-    keep = read_mask(mask[:, mask.shape[1] - T :])
-    if keep is not None and mask.is_floating_point() and not bool(mask.any()):
-        raise ValueError(
-            "attention_mask must be 1 for tokens and 0 for padding, got a mask of floats that are all 0; is it an "
-            "additive mask? Then attention_mask == 0 says the same"
-        )
-    return keep
+    return ModelLayout((B, T), None if keep is None else index, cu_seqlens, int(cu_seqlens.diff().max()))
 
 
 def _check_positions(position_ids: Tensor, B: int, T: int) -> Tensor:

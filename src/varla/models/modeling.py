@@ -19,7 +19,7 @@ from varla.models.cache import VarlaCache, signature, tokens_seen
 from varla.models.checks import IGNORED, check_embeds, check_ids, check_kept, check_labels, check_vocabulary
 from varla.models.configuration import VarlaConfig
 from varla.models.generation import VarlaGenerationMixin
-from varla.models.layout import AttentionRecorder, Layout, find_layout
+from varla.models.layout import AttentionRecorder, ModelLayout, find_layout
 from varla.models.pretrained import VarlaPreTrainedModel
 
 
@@ -42,7 +42,7 @@ class VarlaBlock(GradientCheckpointingLayer, Block):  # type: ignore[misc]
 class VarlaModel(VarlaPreTrainedModel):
     """Embedding, blocks, final norm: tokens to hidden states."""
 
-    _keys_to_ignore_on_load_unexpected = [r"^lm_head\."]  # noqa: RUF012 - of a VarlaForCausalLM
+    _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"^score\."]  # noqa: RUF012 - heads
 
     def __init__(self, config: VarlaConfig):
         super().__init__(config)
@@ -116,7 +116,7 @@ class VarlaModel(VarlaPreTrainedModel):
     def _blocks(
         self,
         x: Tensor,
-        layout: Layout | None,
+        layout: ModelLayout | None,
         cache: VarlaCache | None,
         update: bool,
         hidden: list[Tensor] | None,
@@ -177,6 +177,7 @@ class VarlaModel(VarlaPreTrainedModel):
 class VarlaForCausalLM(VarlaPreTrainedModel, VarlaGenerationMixin):
     """A language model: `VarlaModel` and a head, tied to the embedding or not."""
 
+    AUTO_CLASS = "AutoModelForCausalLM"
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
     accepts_loss_kwargs = True  # Trainer: forward takes num_items_in_batch
 
@@ -244,7 +245,7 @@ class VarlaForCausalLM(VarlaPreTrainedModel, VarlaGenerationMixin):
         )
         return output.to_tuple() if return_dict is False else output
 
-    def _loss(self, logits: Tensor, labels: Tensor, layout: Layout | None, count: Tensor | int | None) -> Tensor:
+    def _loss(self, logits: Tensor, labels: Tensor, layout: ModelLayout | None, count: Tensor | int | None) -> Tensor:
         """Cross entropy of logits [B, T, V] with labels [B, T], shifted by one."""
         check_labels(labels, *logits.shape[:2])
         wanted = pad(labels[:, 1:].long(), (0, 1), value=IGNORED)  # a small type may not hold it

@@ -37,7 +37,7 @@ def preset(name: str, **changes: Any) -> VarlaConfig:
     """The configuration of that size, with settings of VarlaConfig changed: preset("30m", mechanisms="softmax")."""
     refuse_unknown("preset", name, SIZES)
     changes = renamed(changes, LONG_NAMES)
-    known = [field.name for field in fields(VarlaConfig)]
+    known = [*(field.name for field in fields(VarlaConfig)), "num_labels"]  # transformers': a property, no field
     for change in changes:
         refuse_unknown("setting", change, known)
     return VarlaConfig(**{**SIZES[name], **changes})

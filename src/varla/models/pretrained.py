@@ -25,15 +25,18 @@ advises an upgrade, which does not help.
 
 ```python
 import varla.models
-from transformers import AutoModelForCausalLM
+from transformers import AUTO_CLASS
 
-model = AutoModelForCausalLM.from_pretrained("this folder")
+model = AUTO_CLASS.from_pretrained("this folder")
 ```
 """
 
 
 class VarlaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
-    """What both models share: how weights are initialised and loaded."""
+    """What all models share: how weights are initialised and loaded."""
+
+    AUTO_CLASS = "AutoModel"  # which of transformers' loads it
+    NEW_WEIGHTS: tuple[str, ...] = ()  # of a head that may be new: transformers reports them if they are missing
 
     config: VarlaConfig
     config_class = VarlaConfig
@@ -79,7 +82,8 @@ class VarlaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         """As in transformers, but unreadable, misshapen, missing and unexpected weights are errors.
 
         Transformers only logs a report of the last three, or raises an error that refers to that report. With
-        output_loading_info=True the caller gets that report, and missing and unexpected weights are no errors.
+        output_loading_info=True the caller gets that report, and missing and unexpected weights are no errors. A new
+        head (`NEW_WEIGHTS`) may always be missing: its weights are drawn, and the report is logged.
         """
         wants_info = kwargs.pop("output_loading_info", False)
         reshape = kwargs.pop("ignore_mismatched_sizes", False)
@@ -100,7 +104,7 @@ class VarlaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
             )
         if wants_info:
             return model, info
-        if missing := sorted(info["missing_keys"]):
+        if missing := sorted(set(info["missing_keys"]) - set(cls.NEW_WEIGHTS)):
             raise ValueError(
                 f"{where} does not hold all weights of this {cls.__name__}: {len(missing)} are missing, {missing[0]!r} "
                 "among them. Is it a checkpoint of another model?"
@@ -117,4 +121,4 @@ class VarlaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         super().save_pretrained(save_directory, *args, **kwargs)
         readme = Path(save_directory) / "README.md"
         if kwargs.get("is_main_process", True) and not readme.exists():
-            readme.write_text(_README, encoding="utf-8")
+            readme.write_text(_README.replace("AUTO_CLASS", self.AUTO_CLASS), encoding="utf-8")

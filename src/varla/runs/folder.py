@@ -25,7 +25,7 @@ class RunFolder:
     """The files that every run has."""
 
     # What a killed process may leave: temporary files and folders, by pattern.
-    LEFTOVERS: ClassVar[tuple[str, ...]] = (".config.yaml.*", ".begun.json.*", ".record.json.*")
+    LEFTOVERS: ClassVar[tuple[str, ...]] = (".config.yaml.*", ".begun.json.*", ".record.json.*", ".wandb.json.*")
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -42,7 +42,7 @@ class RunFolder:
 
     def claim(self, values: Mapping[str, Any], **more: Any) -> None:
         """Write the settings, and `more` that must not change. From now on the folder holds this run."""
-        write_aside(self.begun_file, _json({"settings": values, **more}))
+        write_json(self.begun_file, {"settings": values, **more})
         write_aside(self.config_file, settings.dump(values))  # last: this file marks the folder as taken
 
     def unclaim(self) -> None:
@@ -63,7 +63,7 @@ class RunFolder:
 
     def write_record(self, record: Mapping[str, Any]) -> None:
         """Replace the record."""
-        write_aside(self.record_file, _json(record))
+        write_json(self.record_file, record)
 
     def check_unused(self) -> None:
         """Raise a RunError if the folder already holds a run."""
@@ -150,6 +150,11 @@ class RunFolder:
 def _json(values: Mapping[str, Any]) -> str:
     """Text of a file. YAML knows values that JSON does not, such as dates: they become text."""
     return json.dumps(values, indent=2, default=str) + "\n"
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write keys and values as JSON, whole or not at all."""
+    write_aside(path, _json(values))
 
 
 def read_json(path: Path) -> dict[str, Any]:

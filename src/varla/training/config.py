@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from varla.arguments import check_choice, check_count, check_number
+from varla.runs.reporting import TENSORBOARD, report_names
 from varla.runs.settings import read
 
 PRECISIONS = ("fp32", "bf16")
@@ -15,7 +16,7 @@ class TrainConfig:
     """Optimisation. The defaults are the paper's. `warmup` is a share of the steps, `clip` a gradient norm.
 
     `graph`: run each step as a CUDA graph. Needs one GPU and is ignored elsewhere. Several times as fast for small
-    models.
+    models. `report_to`: where metrics go beside metrics.jsonl.
     """
 
     steps: int = 3000
@@ -34,6 +35,7 @@ class TrainConfig:
     eval_batches: int = 15
     eval_batch_size: int = 64
     checkpoint_every: int = 500
+    report_to: str | list = TENSORBOARD  # type: ignore[type-arg]
 
     def __post_init__(self) -> None:
         """Check ranges; types were checked when the value was read."""
@@ -46,6 +48,7 @@ class TrainConfig:
         for name in ("warmup", "beta1", "beta2"):
             check_number(f"train.{name}", getattr(self, name), least=0, below=1)
         check_choice("train.precision", self.precision, PRECISIONS)
+        report_names("train.report_to", self.report_to)
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,14 @@ class RunConfig:
         check_count("seed", self.seed, least=-(2**63))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dictionaries, as YAML and JSON hold them; `from_dict` reads them back to an equal value."""
-        return asdict(self)
+        """Plain dictionaries, as YAML and JSON hold them; `from_dict` reads them back to an equal value.
+
+        The default of `train.report_to` is left out: runs and records from before that setting are the same runs.
+        """
+        values = asdict(self)
+        if self.train.report_to == TENSORBOARD:
+            del values["train"]["report_to"]
+        return values
 
 
 def from_dict(values: Mapping[str, Any]) -> RunConfig:

@@ -16,12 +16,13 @@ from varla.layers.options import SHORT_NAMES, renamed
 from varla.runs import environment, processes
 from varla.runs.metrics import eval_metric, is_eval
 from varla.runs.outcomes import DIVERGED, FAILED, FINISHED, INTERRUPTED, RUNNING, Diverged, Interrupted, Stop
-from varla.runs.writing import naming
+from varla.runs.reporting import WANDB, check_wandb, report_names
 from varla.tasks import IGNORE
 from varla.training import checkpoint
 from varla.training.config import RunConfig
 from varla.training.optimizer import adamw, cosine, parameter_groups
 from varla.training.progress import Progress
+from varla.training.reports import Report, open_reports
 from varla.training.run import Run
 from varla.training.update import AsyncUpdate, CheckedUpdate, Update
 
@@ -94,6 +95,8 @@ class _Trainer:
             raise ValueError(f"device must be 'cpu', 'cuda' or None (a GPU if there is one), got {device!r}")
         if device == "cuda" and not torch.cuda.is_available():
             raise ValueError("device='cuda' was asked for, but PyTorch finds no CUDA device here")
+        if WANDB in report_names("train.report_to", config.train.report_to):
+            check_wandb("train.report_to")
         AcceleratorState._reset_state(True)  # an earlier run in this process may have had another precision
         self.config, self.run_, self.progress = config, run, progress
         precision = "bf16" if config.train.precision == "bf16" else "no"
@@ -137,18 +140,20 @@ class _Trainer:
         """From step `done` to the end."""
         update = self._update()
         title = f"{self.config.mechanism} on {self.config.task['name']}"
-        writer = self._tensorboard(done)
+        reports: list[Report] = []
+        finished = False
         try:
             with Stop() as stop:
                 if self.main:
                     self.progress.begin(title, done, self.config.train.steps)
+                    reports += open_reports(self.config, self.run_.folder, done)
                 for step in range(done, self.config.train.steps):
                     entry = self._step(update, step)
                     if self.main:
                         if entry:
                             self.run_.log(entry)
-                            with naming(self._plots):
-                                self._plot(writer, entry)
+                            for report in reports:
+                                report.log(entry)
                         self.progress.step(step + 1, entry)
                     last = step + 1 == self.config.train.steps
                     stopping = self._agree(stop.wanted)
@@ -160,6 +165,7 @@ class _Trainer:
                         self._record(INTERRUPTED, step + 1)
                         how = f"varla train --resume {self.run_.folder}"
                         raise Interrupted(f"stopped and saved after step {step + 1}; resume with: {how}")
+            finished = True
             return self._record(FINISHED, self.config.train.steps)
         except Interrupted:
             raise
@@ -167,9 +173,8 @@ class _Trainer:
             self._record(DIVERGED if isinstance(error, Diverged) else FAILED, None, message=str(error))
             raise
         finally:
-            if writer is not None:
-                with naming(self._plots):
-                    writer.close()
+            for report in reports:
+                report.close(finished)
             if self.main:
                 self.progress.end()
 
@@ -298,23 +303,3 @@ class _Trainer:
         if self.main:
             self.run_.write_record(record)
         return record
-
-    def _tensorboard(self, done: int) -> Any:
-        """A writer, or None if TensorBoard is not installed: metrics.jsonl has everything anyway."""
-        if not self.main:
-            return None
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            return None
-        return SummaryWriter(str(self._plots), purge_step=done + 1)
-
-    @property
-    def _plots(self) -> Path:
-        return self.run_.folder / "tensorboard"
-
-    @staticmethod
-    def _plot(writer: Any, entry: dict[str, Any]) -> None:
-        if writer is not None:
-            for key, value in entry.items():
-                writer.add_scalar(key, value, entry["step"])

@@ -1,4 +1,7 @@
-"""The folder of a lab run: config.yaml, begun.json, metrics.jsonl, record.json, checkpoints/, tensorboard/."""
+"""The folder of a lab run: config.yaml, begun.json, metrics.jsonl, record.json, checkpoints/, tensorboard/.
+
+And wandb.json and wandb/, if it reports there.
+"""
 
 import json
 import math
