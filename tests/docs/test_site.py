@@ -7,6 +7,7 @@ from urllib.parse import unquote
 import pytest
 import yaml
 
+from tests.docs.conftest import build
 from tests.docs.pages import DOCS, ROOT
 
 LOADED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src"}
@@ -52,6 +53,17 @@ def navigation():
 def address(page):
     """Where the site has a page: README.md is an index."""
     return re.sub(r"README\.html$", "index.html", page.removesuffix(".md") + ".html")
+
+
+@pytest.mark.parametrize("link", ["nowhere.md", "#nowhere", "index.md#nowhere", "/index.md"])
+def test_a_link_that_does_not_hold_fails_the_build(tmp_path, link):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text(f"# A page\n\n[a link]({link})\n")
+    changed = {"docs_dir": "docs", "plugins": [], "hooks": [], "nav": ["index.md"], "theme": "mkdocs"}
+    (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump({"INHERIT": str(ROOT / "mkdocs.yml"), **changed}))
+    done = build("--config-file", tmp_path / "mkdocs.yml", cwd=tmp_path)
+    assert done.returncode == 1
+    assert link in done.stderr
 
 
 def test_every_page_is_in_the_navigation_and_built(site):
