@@ -45,7 +45,7 @@ $(LAB): $(TORCH) pyproject.toml constraints.txt
 	@touch $@
 
 $(TEST): $(LAB)
-	@echo "installing what the tests need: 0.5 GB to download, 1.8 GB on disk, about a minute"
+	@echo "installing what the tests need: 0.5 GB to download, 1.9 GB on disk, about a minute"
 	@$(PIP) --no-build-isolation -e ".[test]"
 	@touch $@
 

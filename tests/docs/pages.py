@@ -18,7 +18,7 @@ def blocks(text):
 
 def commands(code):
     """The arguments of every `varla` command in a block of shell; other commands are not run."""
-    lines = [line for line in code.splitlines() if line.startswith("varla ")]
+    lines = [line for line in code.replace("\\\n", " ").splitlines() if line.startswith("varla ")]
     return [shlex.split(line, comments=True)[1:] for line in lines]
 
 

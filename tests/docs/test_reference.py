@@ -30,8 +30,11 @@ def test_every_public_name_has_an_entry(module):
     assert {ELSEWHERE.get(name, name) for name in names} <= ENTRIES
 
 
-def test_every_layer_has_an_entry():
-    assert {f"{layer.__module__}.{layer.__qualname__}" for layer in MECHANISMS.values()} <= ENTRIES
+def test_every_layer_has_an_entry_and_its_name_beside_it():
+    layers = {name: f"{layer.__module__}.{layer.__qualname__}" for name, layer in MECHANISMS.items()}
+    assert set(layers.values()) <= ENTRIES
+    page = (DOCS / "reference/layers.md").read_text(encoding="utf-8")
+    assert dict(re.findall(r"^\| `([\w-]+)` \| \[\w+\]\[([\w.]+)\] \|$", page, flags=re.MULTILINE)) == layers
 
 
 def test_every_entry_exists():
