@@ -2,10 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Files that mark what the virtual environment holds: pip and PyTorch, what the demo needs, what the tests need.
+# Files that mark what the virtual environment holds: pip and PyTorch, what the demo needs, what the tests need,
+# what the site needs.
 TORCH := $(VENV)/.torch
 LAB := $(VENV)/.lab
 TEST := $(VENV)/.test
+DOCS := $(VENV)/.docs
 # The virtual environment has the newest supported transformers. This folder has the oldest: tests/models run with both. The
 # oldest needs an older huggingface_hub, and that needs httpx.
 OLDEST := $(VENV)/transformers-5.17
@@ -15,7 +17,7 @@ OLDEST_PINS := transformers==5.17.0 huggingface_hub==1.33.0 httpx==0.28.1 httpco
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: help demo test lint types pytest fuzz kill browser reproduce bench bench-gpu clean
+.PHONY: help demo test lint types pytest fuzz kill browser docs docs-serve reproduce bench bench-gpu clean
 
 help:
 	@echo "make demo    four mechanisms learn associative recall on the CPU; table, picture, page under runs/demo"
@@ -25,6 +27,7 @@ help:
 	@echo "make reproduce  the paper's experiments at their small size; page under runs/report, records under runs/quick"
 	@echo "make bench   speed and memory of the CPU forms; writes benchmarks/results/cpu.json"
 	@echo "make bench-gpu  the GPU kernels beside their peers (PEERS=folder); writes benchmarks/results/gpu.json"
+	@echo "make docs    the documentation as a site that needs no network, in site/; make docs-serve serves it while you write"
 	@echo "make clean   remove the virtual environment and all caches"
 
 # A new pip first: the one that comes with Python 3.11 takes twice as long. Then torch, by its exact version: nothing
@@ -42,8 +45,13 @@ $(LAB): $(TORCH) pyproject.toml constraints.txt
 	@touch $@
 
 $(TEST): $(LAB)
-	@echo "installing what the tests need: 0.5 GB to download, 1.8 GB on disk, about a minute"
+	@echo "installing what the tests need: 0.5 GB to download, 1.9 GB on disk, about a minute"
 	@$(PIP) --no-build-isolation -e ".[test]"
+	@touch $@
+
+$(DOCS): $(LAB)
+	@echo "installing what the site needs: 0.1 GB to download, 0.2 GB on disk, half a minute"
+	@$(PIP) --no-build-isolation -e ".[docs]"
 	@touch $@
 
 $(OLDEST)/.ready: $(TORCH) Makefile
@@ -84,6 +92,15 @@ fuzz: $(TEST)
 
 kill: $(TEST)
 	$(BIN)/python -m tests.kill --tries $(or $(TRIES),100)
+
+# Strictly: a link or a name that does not hold is an error. Not quietly: MkDocs would not count its warnings then. The
+# variable silences the theme's news of its successor.
+docs: $(DOCS)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open site/index.html"
+
+docs-serve: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --watch src
 
 # Into a folder of its own: all runs are recorded in reports/ already, and a recorded run is not made again.
 reproduce: $(LAB)

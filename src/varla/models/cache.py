@@ -96,8 +96,8 @@ class VarlaCache(Cache):  # type: ignore[misc]
         """The layers as transformers' own kinds, for code that compares or iterates caches. Changing them does nothing.
 
         A softmax layer is a DynamicLayer: keys, values [rows, heads, tokens, head_dim]. Another is a
-        LinearAttentionLayer: conv_states[0] [rows, channels, width - 1], and one of recurrent_states for each tensor of
-        its state but the number of tokens, S first.
+        LinearAttentionLayer: `conv_states[0]` is [rows, channels, width - 1], and there is one of recurrent_states for
+        each tensor of its state but the number of tokens, S first.
         """
         states = [None] * len(self.made_for) if self.state is None else self.state.layers
         return [_as_layer(name, state) for (name, _), state in zip(self.made_for, states, strict=True)]

@@ -205,9 +205,10 @@ class VarlaForCausalLM(VarlaPreTrainedModel, VarlaGenerationMixin):
     ) -> Any:
         """Logits [B, T, vocab_size], and the loss if there are labels: CausalLMOutputWithPast, or a tuple.
 
-        Padding is not read: its logits are those of the last token before it, zeros if there is none.
+        Padding is not read: its logits are those of the last token before it, zeros if there is none. The other
+        arguments are those of `VarlaModel.forward`.
 
-        Args beyond those of `VarlaModel.forward`:
+        Args:
             labels: [B, T], the tokens themselves: they are shifted here. Not predicted are labels of -100, padding and
                 the first token of a packed sequence.
             logits_to_keep: compute logits of at most this many last positions (0: all), or of these positions.

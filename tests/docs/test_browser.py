@@ -1,0 +1,92 @@
+"""The site in Chromium, from its files: nothing is fetched, nothing complains, everything fits, the search finds."""
+
+import pytest
+
+from tests.reproduction.report.test_page_browser import CHROMIUM, browser  # noqa: F401 - a fixture
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get install chromium")
+
+PHONE, SCREEN = 390, 1300
+
+
+@pytest.fixture
+def visit(browser, site):  # noqa: F811
+    """Open a page of the site by its path. Whatever it complains about or asks for fails the test."""
+    opened, trouble = [], []
+
+    def go(path="index.html", width=SCREEN, **options):
+        page = browser.new_page(viewport={"width": width, "height": 900}, **options)
+        opened.append(page)
+        page.on("console", lambda message: trouble.append((path, message.text)))
+        page.on("pageerror", lambda error: trouble.append((path, str(error))))
+        page.on("request", lambda request: check(path, request.url))
+        page.goto((site / path).as_uri())
+        return page
+
+    def check(path, url):
+        if not url.startswith((site.as_uri(), "data:")):
+            trouble.append((path, url))
+
+    yield go
+    for page in opened:
+        page.close()
+    assert trouble == []
+
+
+def search(page, words):
+    """Type into the search; returns the addresses of what is found."""
+    page.keyboard.press("/")  # the theme's key for it
+    page.keyboard.type(words)
+    page.wait_for_function("document.querySelector('.md-search-result__meta').textContent.includes('matching')")
+    return page.locator(".md-search-result__link").evaluate_all("links => links.map((link) => link.href)")
+
+
+def test_no_page_complains_or_is_wider_than_a_phone(visit, site):
+    page = visit(width=PHONE)
+    paths = sorted(str(path.relative_to(site)) for path in site.rglob("*.html") if path.name != "404.html")
+    assert len(paths) > 40
+    for path in paths:
+        page.goto((site / path).as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE, path
+        # The theme cuts off what is too wide for the page: look at the parts, too. Code and tables scroll.
+        parts = "document.querySelectorAll('article > :is(p, h1, h2, h3, ul, ol, pre, div, details)')"
+        widest = f"Math.max(...[...{parts}].map((part) => part.getBoundingClientRect().right))"
+        assert page.evaluate(widest) <= PHONE, path
+
+
+@pytest.mark.parametrize("width", [PHONE, SCREEN])
+def test_the_search_finds_without_a_server(visit, site, width):
+    page = visit("tutorials/recall.html", width=width)
+    found = search(page, "delta_rule")
+    wanted = (site / "reference" / "operators.html").as_uri()
+    assert any(each.startswith(wanted) for each in found), found
+
+
+def test_the_search_leads_to_the_page(visit):
+    page = visit()
+    found = search(page, "mask is additive")
+    assert "faq.html" in found[0]
+    page.locator(".md-search-result__link").first.click()
+    page.wait_for_url("**/faq.html*")
+    assert page.locator("h1").inner_text().startswith("Errors, causes and fixes")
+
+
+def test_there_are_light_and_dark_colours(visit):
+    colour = "getComputedStyle(document.body).backgroundColor"
+    light, dark = (visit(color_scheme=scheme).evaluate(colour) for scheme in ("light", "dark"))
+    assert light == "rgb(255, 255, 255)"
+    assert max(map(int, dark.removeprefix("rgb(").removesuffix(")").split(","))) < 60
+    page = visit(color_scheme="light")
+    page.get_by_title("Dark colours").click()
+    page.wait_for_function("document.body.dataset.mdColorScheme == 'slate'")
+
+
+def test_links_of_the_navigation_work(visit):
+    page = visit()
+    page.locator(".md-tabs").get_by_role("link", name="Reference").click()
+    page.wait_for_url("**/reference/index.html")
+    page.locator("article").get_by_role("link", name="Operators").click()
+    page.wait_for_url("**/reference/operators.html")
+    page.goto(f"{page.url}#varla.vla_step")
+    box = page.locator("[id='varla.vla_step']").bounding_box()
+    assert 0 <= box["y"] < 300
