@@ -46,9 +46,10 @@ class VarlaForSequenceClassification(VarlaPreTrainedModel):
     ) -> Any:
         """Scores [N, num_labels] of N sequences, and the loss if there are labels: a SequenceClassifierOutputWithPast.
 
-        N is the batch size, or the number of packed sequences. A sequence without any token has scores of 0.
+        N is the batch size, or the number of packed sequences. A sequence without any token has scores of 0. The other
+        arguments are those of `VarlaModel.forward`.
 
-        Args beyond those of `VarlaModel.forward`:
+        Args:
             attention_mask: the last token of a row is the last one that the mask keeps. Without a mask it is the last
                 one that is not config.pad_token_id.
             labels: single_label_classification: classes [N], from 0 to num_labels - 1, or -100 to leave a sequence
