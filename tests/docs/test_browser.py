@@ -2,35 +2,17 @@
 
 import pytest
 
-from tests.reproduction.report.test_page_browser import CHROMIUM, browser  # noqa: F401 - a fixture
+from tests.browser import browser, needs_chromium, visit  # noqa: F401 - fixtures
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get install chromium")
+pytestmark = needs_chromium
 
 PHONE, SCREEN = 390, 1300
 
 
 @pytest.fixture
-def visit(browser, site):  # noqa: F811
-    """Open a page of the site by its path. Whatever it complains about or asks for fails the test."""
-    opened, trouble = [], []
-
-    def go(path="index.html", width=SCREEN, **options):
-        page = browser.new_page(viewport={"width": width, "height": 900}, **options)
-        opened.append(page)
-        page.on("console", lambda message: trouble.append((path, message.text)))
-        page.on("pageerror", lambda error: trouble.append((path, str(error))))
-        page.on("request", lambda request: check(path, request.url))
-        page.goto((site / path).as_uri())
-        return page
-
-    def check(path, url):
-        if not url.startswith((site.as_uri(), "data:")):
-            trouble.append((path, url))
-
-    yield go
-    for page in opened:
-        page.close()
-    assert trouble == []
+def visit(visit, site):  # noqa: F811
+    """Open a page of the site by its path."""
+    return lambda path="index.html", **options: visit(site / path, **options)
 
 
 def search(page, words):

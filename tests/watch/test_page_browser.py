@@ -1,10 +1,9 @@
 """The page in Chromium: it shows the layers' own numbers, its controls work, and it fits phones and both themes."""
 
-import shutil
-
 import numpy as np
 import pytest
 
+from tests.browser import browser, needs_chromium, visit  # noqa: F401 - fixtures
 from tests.layers.test_writes import OPTIONS, T, make, own_states
 from tests.ops.cases import randn
 from varla.layers import build
@@ -12,13 +11,8 @@ from varla.watch import LayerTrace, Token, Watched, write
 from varla.watch import page as pages
 from varla.watch.pack import size
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get install chromium")
+pytestmark = needs_chromium
 
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage"]
 HEAD, LOOKED_AT = 2, (0, 6, 7, 21, T - 1)  # tokens just before and after a beat among them
 TOKENS = [Token(f"t{t}", "yes" if t == 3 else None) for t in range(T)]
 SAYS = [None, None, None, "no", *["more"] * (T - 4)]
@@ -33,38 +27,16 @@ NUMBERS = """([layer, tokens]) => {
 }"""
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as found:
-        running = found.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield running
-        running.close()
-
-
 @pytest.fixture
-def visit(browser):
-    """Open a page when everything is computed. Whatever it complains about or asks for fails the test."""
-    opened, trouble = [], []
+def visit(visit):  # noqa: F811
+    """Open a page when everything is computed."""
 
-    def go(path, width=1300, **options):
-        page = browser.new_page(viewport={"width": width, "height": 900}, **options)
-        opened.append(page)
-        page.on(
-            "console", lambda message: trouble.append(message.text) if message.type in ("error", "warning") else None
-        )
-        page.on("pageerror", lambda error: trouble.append(str(error)))
-        page.on(
-            "request",
-            lambda request: None if request.url.startswith(("file:", "data:")) else trouble.append(request.url),
-        )
-        page.goto(path.as_uri())
+    def go(where, **options):
+        page = visit(where, **options)
         ready(page)
         return page
 
-    yield go
-    for page in opened:
-        page.close()
-    assert trouble == []
+    return go
 
 
 def ready(page):
@@ -116,7 +88,7 @@ def near(got, wanted, tolerance=2e-3):
 
 
 @pytest.fixture(scope="module")
-def numbers(browser, everything):
+def numbers(browser, everything):  # noqa: F811
     """What the page would show for each of its layers."""
     page = browser.new_page()
     page.goto(everything.as_uri())

@@ -1,6 +1,5 @@
 """The page in Chromium: charts are drawn, nothing is fetched, sorting, filters, permalinks work, it fits and prints."""
 
-import shutil
 from itertools import pairwise
 
 import pytest
@@ -8,30 +7,12 @@ import pytest
 from reproduction.items import ITEMS
 from reproduction.report import page as pages
 from reproduction.report.gather import gather
+from tests.browser import browser, needs_chromium, visit  # noqa: F401 - fixtures
 from tests.reproduction.report import fabricated
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get install chromium")
+pytestmark = needs_chromium
 
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-dev-shm-usage",
-    "--no-first-run",
-]
 IDS = [claim.id for item in fabricated.ITEMS for claim in item.claims]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as found:
-        running = found.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield running
-        running.close()
 
 
 @pytest.fixture(scope="module")
@@ -41,29 +22,15 @@ def address(tmp_path_factory):
 
 
 @pytest.fixture
-def visit(browser):
-    """Open a page when its charts are drawn. Whatever it complains about or asks for fails the test."""
-    opened, trouble = [], []
+def visit(visit):  # noqa: F811
+    """Open a page when its charts are drawn."""
 
-    def go(address, width=1200, **options):
-        page = browser.new_page(viewport={"width": width, "height": 800}, **options)
-        opened.append(page)
-        page.on(
-            "console", lambda message: trouble.append(message.text) if message.type in ("error", "warning") else None
-        )
-        page.on("pageerror", lambda error: trouble.append(str(error)))
-        page.on(
-            "request",
-            lambda request: None if request.url.startswith(("file:", "data:")) else trouble.append(request.url),
-        )
-        page.goto(address)
+    def go(where, **options):
+        page = visit(where, **options)
         page.wait_for_selector("html[data-drawn]", timeout=20_000)
         return page
 
-    yield go
-    for page in opened:
-        page.close()
-    assert trouble == []
+    return go
 
 
 def shown(page):
@@ -220,7 +187,7 @@ def test_in_the_dark_text_is_light_and_charts_keep_their_paper(visit, address):
 
 def test_the_page_of_the_real_items_opens(visit, tmp_path, request):
     report = gather(ITEMS, request.config.rootpath / "reports")
-    page = visit(pages.write(report, tmp_path / "real.html").as_uri(), width=360)
+    page = visit(pages.write(report, tmp_path / "real.html"), width=360)
     assert len(shown(page)) == len(report.rows)
     assert page.locator(".chart svg").count() == page.locator(".chart").count()
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
