@@ -1,4 +1,4 @@
-"""Chromium for tests of pages. A test module imports `visit` and `browser`, which are fixtures, and `needs_chromium`.
+"""Chromium for tests of pages. A test module imports `open_page` and `browser`, fixtures, and `needs_chromium`.
 
 What a page complains about on its console, an error in it, or a request for anything but files fails the test.
 """
@@ -30,8 +30,8 @@ def browser():
 
 
 @pytest.fixture
-def visit(browser):
-    """`visit(page)` opens a page, by its path or its address, and returns it."""
+def open_page(browser):
+    """`open_page(page)` opens a page, by its path or its address, and returns it."""
     opened, trouble = [], []
 
     def go(where, width=1300, **options):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.browser import browser, needs_chromium, visit  # noqa: F401 - fixtures
+from tests.browser import browser, needs_chromium, open_page  # noqa: F401 - fixtures
 
 pytestmark = needs_chromium
 
@@ -10,9 +10,9 @@ PHONE, SCREEN = 390, 1300
 
 
 @pytest.fixture
-def visit(visit, site):  # noqa: F811
+def visit(open_page, site):  # noqa: F811
     """Open a page of the site by its path."""
-    return lambda path="index.html", **options: visit(site / path, **options)
+    return lambda path="index.html", **options: open_page(site / path, **options)
 
 
 def search(page, words):

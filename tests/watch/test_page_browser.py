@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.browser import browser, needs_chromium, visit  # noqa: F401 - fixtures
+from tests.browser import browser, needs_chromium, open_page  # noqa: F401 - fixtures
 from tests.layers.test_writes import OPTIONS, T, make, own_states
 from tests.ops.cases import randn
 from varla.layers import build
@@ -28,11 +28,11 @@ NUMBERS = """([layer, tokens]) => {
 
 
 @pytest.fixture
-def visit(visit):  # noqa: F811
+def visit(open_page):  # noqa: F811
     """Open a page when everything is computed."""
 
     def go(where, **options):
-        page = visit(where, **options)
+        page = open_page(where, **options)
         ready(page)
         return page
 

@@ -7,7 +7,7 @@ import pytest
 from reproduction.items import ITEMS
 from reproduction.report import page as pages
 from reproduction.report.gather import gather
-from tests.browser import browser, needs_chromium, visit  # noqa: F401 - fixtures
+from tests.browser import browser, needs_chromium, open_page  # noqa: F401 - fixtures
 from tests.reproduction.report import fabricated
 
 pytestmark = needs_chromium
@@ -22,11 +22,11 @@ def address(tmp_path_factory):
 
 
 @pytest.fixture
-def visit(visit):  # noqa: F811
+def visit(open_page):  # noqa: F811
     """Open a page when its charts are drawn."""
 
     def go(where, **options):
-        page = visit(where, **options)
+        page = open_page(where, **options)
         page.wait_for_selector("html[data-drawn]", timeout=20_000)
         return page
 
