@@ -144,6 +144,7 @@ def test_a_language_models_weights_get_a_new_head_and_transformers_says_so(tied,
     for name, weight in language.model.state_dict().items():
         assert torch.equal(found.model.state_dict()[name], weight), name
     caplog.clear()
+    caplog.set_level("WARNING", "transformers")  # commands of other tests set it to errors alone
     VarlaForSequenceClassification.from_pretrained(tmp_path, num_labels=4)
     (report,) = [record.getMessage() for record in caplog.records if "score.weight" in record.getMessage()]
     assert "MISSING" in report
@@ -201,6 +202,7 @@ def test_trainer_learns_which_token_a_text_begins_with(tmp_path):
 
 
 def test_a_pipeline_classifies_texts(tmp_path, caplog):
+    caplog.set_level("WARNING", "transformers")
     tokenizer = load_tokenizer("bytes")
     special = {"pad_token_id": tokenizer.pad_token_id, "vocab_size": len(tokenizer)}
     classifier(dtype=torch.float32, id2label={0: "bad", 1: "good"}, num_labels=2, **special).save_pretrained(tmp_path)

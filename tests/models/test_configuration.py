@@ -139,6 +139,7 @@ def test_slips_are_kept_with_one_warning_where_nobody_typed_them(tmp_path, caplo
 
 
 def test_what_transformers_knows_is_no_slip(caplog):
+    caplog.set_level("WARNING", "transformers")
     general = {name: value for name, value in PreTrainedConfig().to_dict().items() if name != "model_type"}
     more = {"output_attentions": True, "output_scores": True, "attn_implementation": "eager", "name_or_path": "x"}
     made = config(**general | more)
