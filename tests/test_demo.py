@@ -15,7 +15,7 @@ def shown(tmp_path_factory):
     return out, CliRunner().invoke(app, ["demo", "--steps", "2", "--out", str(out)])
 
 
-def test_it_ends_with_a_table_a_picture_and_a_page(shown):
+def test_it_ends_with_a_table_a_picture_and_two_pages(shown):
     out, result = shown
     assert result.exit_code == 0, result.output
     for name in demo.MECHANISMS:
@@ -26,6 +26,11 @@ def test_it_ends_with_a_table_a_picture_and_a_page(shown):
     assert "vegaEmbed" in page
     assert "<script src=" not in page
     assert all(f"<td>{name}</td>" in page for name in demo.MECHANISMS)
+    assert f'<a href="{demo.WATCH}">' in page
+    watch = (out / demo.WATCH).read_text()
+    assert "vla" in watch
+    assert "linear" in watch
+    assert demo.WATCH in result.output
 
 
 def test_the_protocol_is_the_papers_but_for_the_learning_rate(shown):

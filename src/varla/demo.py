@@ -22,6 +22,7 @@ from varla.training import Run, build_model, build_task, checkpoint, sweep
 
 MECHANISMS = ("vla", "deltanet-paper", "linear", "softmax")  # slowest first, so that two workers end together
 STEPS = 1000
+WATCH = "watch.html"  # beside the page: what two of the memories hold (`varla watch`)
 EXPECTED = (
     "Each sequence holds eight key-value pairs and then asks for values by their keys. VLA learns to answer: it writes "
     "only what its memory cannot yet predict, along directions it has not used. Linear attention adds everything up, "
@@ -185,6 +186,7 @@ td:first-child, th:first-child {{ text-align: left; }} #charts, .wide {{ overflo
 <p>MQAR, n = 8, preset <code>paper</code>, learning rate {train["lr"]:g} (the paper's 3e-4 is too slow for a demo),
 {train["steps"]} steps of {train["batch_size"]} sequences, seed {results[0].record["config"]["seed"]};
 {html.escape(str(machine["processor"]))}, torch {html.escape(str(machine["torch"]))}.</p>
+<p><a href="{WATCH}">The memories of VLA and linear attention, token by token</a>: which keys each of them still answers.</p>
 <div id="charts"></div>
 {charts}
 </body></html>

@@ -1,4 +1,4 @@
-"""`varla demo`: the four mechanisms learn associative recall, with a table, a picture and a page at the end."""
+"""`varla demo`: the four mechanisms learn associative recall; a table, a picture, and two pages at the end."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +11,7 @@ from varla.cli.output import say, show, table
 
 def demo(
     out: Annotated[
-        Path, typer.Option(help="Folder for the runs, the picture and the page.", metavar="FOLDER", parser=place)
+        Path, typer.Option(help="Folder for the runs, the picture and the pages.", metavar="FOLDER", parser=place)
     ] = Path("runs/demo"),
     steps: Annotated[int, typer.Option(min=1, help="Training steps of each mechanism.")] = 1000,
     seed: Annotated[int, typer.Option(help="Seed of weights and data.")] = 42,
@@ -19,6 +19,7 @@ def demo(
     """Train VLA and three others to recall eight pairs, on the CPU, in a few minutes."""
     from varla import demo as recall
     from varla.cli.sweep import progress
+    from varla.cli.watch import watch as write_watch
 
     say("Four mechanisms learn multi-query associative recall (8 pairs), preset 'paper', on the CPU.")
     say("Learning rate 1e-3: the paper's 3e-4 needs more steps than a demo has.")
@@ -33,3 +34,5 @@ def demo(
     say(recall.sentence(results))
     say(f"picture  {written['curves']}")
     say(f"page     {written['page']}")
+    say("what the memories of VLA and linear attention hold, token by token:")
+    write_watch(*(out / "runs" / name for name in ("vla", "linear")), out=out / recall.WATCH)
