@@ -186,7 +186,7 @@ td:first-child, th:first-child {{ text-align: left; }} #charts, .wide {{ overflo
 <p>MQAR, n = 8, preset <code>paper</code>, learning rate {train["lr"]:g} (the paper's 3e-4 is too slow for a demo),
 {train["steps"]} steps of {train["batch_size"]} sequences, seed {results[0].record["config"]["seed"]};
 {html.escape(str(machine["processor"]))}, torch {html.escape(str(machine["torch"]))}.</p>
-<p><a href="{WATCH}">The memories of VLA and linear attention, token by token</a>: which keys each of them still answers.</p>
+<p><a href="{WATCH}">The memories of VLA and linear attention, token by token</a>: which keys they still answer.</p>
 <div id="charts"></div>
 {charts}
 </body></html>

@@ -1,6 +1,7 @@
 """A run's folder: what it holds and who may use it."""
 
 import errno
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
@@ -35,6 +36,10 @@ def test_what_is_missing_damaged_or_different_is_named(tmp_path):
         run.begun_file.write_bytes(content)
         with pytest.raises(RunError, match=r"begun.json is damaged"):
             run.begun()
+    for key, value in (("status", 10**400), ("status", ["finished"]), ("message", 3)):
+        run.record_file.write_text(json.dumps({key: value}))
+        with pytest.raises(RunError, match=rf"record.json is damaged: `{key}` must be text, got "):
+            run.record()
     run.begun_file.write_text('{"settings": 3}')
     with pytest.raises(RunError, match=r"begun.json is damaged: it holds no settings"):
         run.begun()

@@ -35,4 +35,4 @@ def demo(
     say(f"picture  {written['curves']}")
     say(f"page     {written['page']}")
     say("what the memories of VLA and linear attention hold, token by token:")
-    write_watch(*(out / "runs" / name for name in ("vla", "linear")), out=out / recall.WATCH)
+    write_watch(out / "runs" / "vla", out / "runs" / "linear", out=out / recall.WATCH)

@@ -58,8 +58,12 @@ class RunFolder:
         return found
 
     def record(self) -> dict[str, Any]:
-        """The record; empty until it is first written."""
-        return read_json(self.record_file)
+        """The record; empty until it is first written. Raises a RunError if it is damaged."""
+        found = read_json(self.record_file)
+        for key in ("status", "message"):
+            if not isinstance(value := found.get(key), str | None):
+                raise RunError(f"{self.record_file} is damaged: `{key}` must be text, got {str(value)[:40]}")
+        return found
 
     def write_record(self, record: Mapping[str, Any]) -> None:
         """Replace the record."""
