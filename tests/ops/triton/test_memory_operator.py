@@ -82,13 +82,13 @@ def assert_agrees(
     if dtype == torch.bfloat16 and DEVICE == "cuda" and "beta" in inputs:
         slope = f"d {list(inputs).index('beta')}"
         lost = (got[slope].double().cpu() - wanted[slope]).norm()
-        assert float(lost) <= 1e-2 * terms_of_slope(inputs, state, **options)
+        assert float(lost) <= 2**-8 * terms_of_slope(inputs, state, **options)
         del errors[slope]
     assert not {name: error for name, error in errors.items() if not error <= tolerance}
 
 
 def terms_of_slope(inputs: dict[str, torch.Tensor], state: varla.MemoryState, **options: Any) -> float:
-    """The norm of |da| |a|. The gradient of beta is da . a: where it cancels, errors of da within their bound show."""
+    """The norm of |da| |a|. The gradient of beta is da . a: where it cancels, da rounded to bfloat16 is seen in it."""
     inputs = {"a": unit(feature(inputs["k"], options.get("feature_map", "elu1")))[0], **inputs}
     found = outcome(inputs, state, torch.float64, "cpu", backend="reference", **options)
     da = found[f"d {list(inputs).index('a')}"] / inputs["beta"][..., None]  # the gradient of beta a
