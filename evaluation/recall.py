@@ -3,7 +3,7 @@
     python -m evaluation.recall                            what is recorded, as a table
     python -m evaluation.recall run --preset quick         small: minutes on two CPU cores
     python -m evaluation.recall run --preset full --jobs 6 --minutes 9       on a GPU; the same command continues
-    python -m evaluation.recall draw --preset full         draws the table into docs/family.md
+    python -m evaluation.recall draw --preset full         draws the table into docs/family.md, and README's figure
 
 The task is mqar-zoology: n pairs, then each key once. Every mechanism gets the same treatment: the protocol `tuned`
 (short convolution, output norm, initialisation), the same learning rates, batches and seeds. Two rows have values twice
@@ -14,7 +14,8 @@ again.
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,13 @@ from reproduction.records import Results, load
 from reproduction.runner import reproduce
 from reproduction.runs import FULL, QUICK, Preset, Train
 from varla.cli.output import say, show, table
+from varla.report.series import colours
 
 RECORDS = Path("evaluation/results")
 RUNS = Path("runs/evaluation")
 DOCS = Path(__file__).parents[1] / "docs/family.md"
+FIGURE = Path(__file__).parents[1] / "docs/figures/recall.svg"
+DRAWN = ("gated-deltanet", "gated-deltanet, wide", "gated-vla", "softmax")  # in the figure
 
 
 @dataclass(frozen=True)
@@ -96,17 +100,17 @@ def run(name: str, n: int, rate: float, seed: int, preset: Preset) -> Train:
     )  # fmt: skip
 
 
-def runs(preset: Preset) -> Sequence[Train]:
-    """All runs. The middle n comes first, by which the mechanisms are judged, and the easiest last.
+def runs(preset: Preset, first: Sequence[str] = ("gated-vla",), pairs: int | None = None) -> Sequence[Train]:
+    """All runs. `pairs` comes first; else the middle n, by which the mechanisms are judged. The easiest comes last.
 
-    At each n, Gated VLA comes first.
+    At each n, the contenders `first` come first.
     """
     scale = SCALES[preset.name]
     easy, *hard = scale.pairs
     return [
         run(name, n, rate, seed, preset)
-        for n in (*hard, easy)
-        for name in sorted(CONTENDERS, key=lambda name: name != "gated-vla")
+        for n in sorted((*hard, easy), key=lambda n: n != pairs)
+        for name in sorted(CONTENDERS, key=lambda name: name not in first)
         for seed in preset.seeds
         for rate in scale.rates
     ]
@@ -147,6 +151,41 @@ def page(results: Results, preset: Preset) -> str:
     return measure.drawn(DOCS.read_text(), f"evaluation/results/{preset.name}: python -m evaluation.recall draw", drawn)
 
 
+def points(results: Results, preset: Preset) -> list[dict[str, Any]]:
+    """The figure's points, one a run: every recorded seed and rate of the contenders DRAWN, at the middle n."""
+    scale, found = SCALES[preset.name], []
+    n = scale.pairs[len(scale.pairs) // 2]
+    for name in DRAWN:
+        for made in (run(name, n, rate, seed, preset) for rate in scale.rates for seed in preset.seeds):
+            record, accuracy = results.get(made), results.accuracy(made)
+            if record is not None and accuracy is not None:
+                found.append({"mechanism": name, "bytes": record["state bytes"], "accuracy": accuracy, "pairs": n})
+    return found
+
+
+def figure(found: Sequence[Mapping[str, Any]]) -> Any:
+    """Accuracy against bytes of state, as an Altair chart that is legible on white and on black."""
+    import altair as alt
+
+    names = [name for name in DRAWN if any(point["mechanism"] == name for point in found)]
+    by_name = alt.Scale(domain=names, range=colours(names))
+    ink = "#808080"
+    chart = alt.Chart(alt.InlineData(values=list(found)))
+    base = chart.encode(
+        x=alt.X("bytes:Q", title="bytes of state a layer", scale=alt.Scale(type="log", domain=[1e5, 5e6]))
+        .axis(values=[1e5, 2.5e5, 1e6, 2.5e6], format="~s"),
+        y=alt.Y("accuracy:Q", title=f"accuracy with {found[0]['pairs']} pairs", scale=alt.Scale(domain=[0, 1])),
+        color=alt.Color("mechanism:N", scale=by_name, legend=None),
+    )  # fmt: skip
+    dots = base.mark_point(filled=True, size=110, opacity=0.75)
+    words = base.mark_text(dy=-14, fontSize=13, fontWeight="bold").encode(
+        text="mechanism:N", y="mean(accuracy):Q", x="mean(bytes):Q"
+    )
+    drawn = alt.layer(dots, words).properties(width=520, height=260, background="transparent")
+    look = {"labelColor": ink, "titleColor": ink, "gridColor": ink, "gridOpacity": 0.2, "domainColor": ink}
+    return drawn.configure_axis(**look, tickColor=ink, labelFontSize=12, titleFontSize=13).configure_view(stroke=None)
+
+
 def headers(preset: Preset) -> list[str]:
     """The columns of `rows`."""
     scale = SCALES[preset.name]
@@ -168,6 +207,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("command", nargs="?", choices=("show", "run", "draw"), default="show")
     parser.add_argument("--preset", choices=SCALES, default="quick")
     parser.add_argument("--jobs", type=int, metavar="N", help="training runs at a time")
+    parser.add_argument("--first", nargs="+", choices=CONTENDERS, default=["gated-vla"], metavar="CONTENDER")
+    parser.add_argument("--pairs", type=int, metavar="N", help="begin with this many pairs")
     parser.add_argument("--device", help="cpu or cuda")
     parser.add_argument("--minutes", type=float, metavar="M", help="stop and save after this time")
     parser.add_argument("--records", type=Path, default=RECORDS, metavar="FOLDER")
@@ -176,14 +217,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     preset = {each.name: each for each in (QUICK, FULL)}[given.preset]
     failed: list[tuple[str, str]] = []
     if given.command == "run":
+        item = replace(ITEM, runs=partial(runs, first=given.first, pairs=given.pairs))
         outcome = reproduce(
-            [ITEM], preset, reports=given.records, runs=given.runs, jobs=given.jobs, device=given.device,
+            [item], preset, reports=given.records, runs=given.runs, jobs=given.jobs, device=given.device,
             minutes=given.minutes, say=say,
         )  # fmt: skip
         failed = outcome.failed
         say(f"{outcome.before} runs already recorded, {outcome.made} made now, {outcome.left} left")
     if given.command == "draw":
-        DOCS.write_text(page(load(given.records, preset.name), preset))
+        from varla.report.curves import save
+
+        results = load(given.records, preset.name)
+        DOCS.write_text(page(results, preset))
+        save(figure(points(results, preset)), FIGURE)
     columns = headers(preset)
     show(table(columns, rows(load(given.records, preset.name), preset), right=columns[1:]))
     for name, reason in failed:

@@ -19,13 +19,15 @@ import json, os, torch, varla
 KINDS = {"refresh 20": {"refresh_every": 20}, "refresh None": {"refresh_every": None}}
 if gated:
     features = {"feature_map": "silu", "normalize_query": True, "scale": None, "normalizer": False}
-    KINDS = {"gates": {"refresh_every": None, **features}}
+    KINDS = {"gates": {"refresh_every": None, "forget_at": "beat", "beat": 256, **features}}
 def both(B, T, options, lengths=None):
     def random(*shape):
         return torch.randn(B, T, 4, *shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     x = [random(D) for _ in range(4)]
     cu_seqlens = None if lengths is None else torch.tensor([0, *lengths], device="cuda").cumsum(0)
     gates = {"beta": random().sigmoid(), "decay": -random().sigmoid(), "strength": random().sigmoid()} if gated else {}
+    if gated:
+        gates["forget"] = gates["decay"]
     varla.vla(*x, **gates, **options, cu_seqlens=cu_seqlens).sum().backward()
     torch.cuda.synchronize()
 def files():

@@ -16,16 +16,19 @@ from benchmarks.gpu.speed import BOTH, FORWARD, shape_name, speed_of
 
 FEATURES: dict[str, Any] = {"feature_map": "silu", "normalize_query": True, "scale": None, "backend": "triton"}
 ALONG: dict[str, Any] = {**FEATURES, "normalizer": False, "refresh_every": None}
+FORGETTING: dict[str, Any] = {"forget_at": "beat", "beat": 256}  # as the layer forgets
 # Which gates each form has, and its call.
 FORMS: dict[str, tuple[tuple[str, ...], Callable[..., Tensor]]] = {
     "delta rule": (("beta",), partial(varla.delta_rule, **FEATURES)),
     "gated delta rule": (("beta", "decay"), partial(varla.delta_rule, **FEATURES)),
     "vla": (("u",), partial(varla.vla, **ALONG)),
-    "gated vla": (("u", "beta", "decay", "strength"), partial(varla.vla, **ALONG)),
+    "gated vla, no forgetting": (("u", "beta", "decay", "strength"), partial(varla.vla, **ALONG)),
+    "gated vla": (("u", "beta", "decay", "strength", "forget"), partial(varla.vla, **ALONG, **FORGETTING)),
 }
 STEPS = ("deltanet", "gated-deltanet", "vla", "gated-vla")
 # (form, the form it is compared with, the most that was asked for).
-RATIOS = (("gated delta rule", "delta rule", 1.10), ("gated vla", "gated delta rule", 1.35), ("gated vla", "vla", None))
+RATIOS = (("gated delta rule", "delta rule", 1.10), ("gated vla", "gated delta rule", 1.35), ("gated vla", "vla", None),
+          ("gated vla", "gated vla, no forgetting", None))  # fmt: skip
 STEP_RATIOS = (("gated-deltanet", "deltanet", 1.10), ("gated-vla", "gated-deltanet", 1.35))
 
 
@@ -65,7 +68,7 @@ def work(form: str, B: int, T: int, heads: int, D: int, dtype: torch.dtype = tor
     names, call = FORMS[form]
     inputs = {name: leaf(B, T, heads, D) for name in ("q", "k", "v", "u")}
     inputs["beta"] = leaf(B, T, heads).sigmoid()
-    inputs["decay"] = logsigmoid(leaf(B, T, heads) + 5)
+    inputs["decay"] = inputs["forget"] = logsigmoid(leaf(B, T, heads) + 5)
     inputs["strength"] = 0.1 * softplus(leaf(B, T, heads))
     given = ["q", "k", "v", *names]
     tensors = [inputs[name].detach().requires_grad_() for name in given]

@@ -7,6 +7,9 @@ With dN = do / max(q.z, eps):
     unread      every chunk   dQ = dN S0 + tril(dN E^T) a, the gradients of the denominators and of z through them
     finish      every chunk   dK and da; from da the gradient dP of A k
 
+The gradient of beta is da . a, or E . dv / beta. With bfloat16 buffers the first is a small difference of large terms:
+`unread` computes the second (BY_ERROR), and `finish` the first for beta of about 0.
+
 Without ERROR, `turn` is needed only for the gates.
 """
 
@@ -18,17 +21,19 @@ from varla.ops.triton.algebra import between, decays, dot, feature_backward, fea
 from varla.ops.triton.tiles import column, matrix, rows, store_column, store_rows
 
 CLOSED = tl.constexpr(-87.3365447505531)  # the logarithm of the smallest float32: below, a decay has no gradient
+SHUT = tl.constexpr(1e-20)  # a write strength below this is about 0: dv / beta would underflow
 
 
 @triton.jit
 def unread(
-    q, k, a, beta, decay, E, S0, z0, do, denominator, dD, reads, dzsum, dq, chunks, H, D, DV, eps,
+    q, k, a, beta, decay, E, S0, z0, do, denominator, dv, dD, reads, dzsum, dq, dbeta, chunks, H, D, DV, eps,
     BD: tl.constexpr, BV: tl.constexpr, MAP: tl.constexpr, NORMALIZE: tl.constexpr, DOT: tl.constexpr,
-    BETA: tl.constexpr, DECAY: tl.constexpr,
+    BETA: tl.constexpr, DECAY: tl.constexpr, BY_ERROR: tl.constexpr,
 ):  # fmt: skip
     """dq, the gradient of the denominators dD [tokens, H], and the sum of dD q over each chunk, dzsum [chunks, H, D].
 
-    With DECAY, reads [tokens, H] gets the part of q . dq that comes from S and z before the chunk.
+    With DECAY, reads [tokens, H] gets the part of q . dq that comes from S and z before the chunk. With BY_ERROR, dbeta
+    [tokens, H] gets E . dv / beta, for all beta but the smallest.
 
     dD needs dN . N. We compute it as q . dQ, which is equal because N = S q and dQ = S^T dN. Then dQ + dD z is
     orthogonal to q to the last bit, and the outputs, which were rounded to the inputs' dtype, are not needed.
@@ -40,6 +45,7 @@ def unread(
     past = i[:, None] >= i[None, :]
     dQ = tl.zeros([CHUNK, BD], tl.float32)
     X = tl.zeros([CHUNK, CHUNK], tl.float32)
+    gained = tl.zeros([CHUNK], tl.float32)
     if NORMALIZE:
         under = column(denominator, token, count, head, H, CHUNK)
         inverse = inverse_of(under, eps)
@@ -49,8 +55,14 @@ def unread(
         if NORMALIZE:
             g *= inverse[:, None]
         g = operand(g, DOT)
-        X = dot(g, tl.trans(rows(E, token, count, head, H, e, DV, CHUNK)), DOT, X)
+        residual = rows(E, token, count, head, H, e, DV, CHUNK)
+        if BY_ERROR:
+            gained += tl.sum(residual * rows(dv, token, count, head, H, e, DV, CHUNK), 1)
+        X = dot(g, tl.trans(residual), DOT, X)
         dQ = dot(g, matrix(S0, at, e, DV, d, D), DOT, dQ)
+    if BY_ERROR:
+        given = strengths(beta, token, count, head, H, BETA)
+        store_column(dbeta, gained / tl.where(tl.abs(given) < SHUT, 1.0, given), token, count, head, H, CHUNK)
     if DECAY:
         high, low = decays(decay, token, count, head, H, CHUNK)
         start = tl.exp(high + low)
@@ -183,7 +195,7 @@ def finish(
     H, D, DV, eps,
     BD: tl.constexpr, BV: tl.constexpr, MAP: tl.constexpr, UNIT: tl.constexpr, NORMALIZE: tl.constexpr,
     GAIN: tl.constexpr, DOT: tl.constexpr, ERROR: tl.constexpr, BY_CHUNK: tl.constexpr, BETA: tl.constexpr,
-    DECAY: tl.constexpr,
+    DECAY: tl.constexpr, BY_ERROR: tl.constexpr,
 ):  # fmt: skip
     """dP [chunks, H, CHUNK, D], or [tokens, H, D] without BY_CHUNK, and dk without the gradient through a.
 
@@ -245,7 +257,12 @@ def finish(
         pairs *= given[None, :]
     if BETA:
         slopes = tl.sum(da * rows(a, token, count, head, H, d, D, CHUNK), 1)
-        store_column(dbeta, slopes, token, count, head, H, CHUNK)
+        if BY_ERROR:  # `unread` wrote all others. The branch takes fewer registers than a masked store alone.
+            shut = tl.abs(strengths(beta, token, count, head, H, BETA)) < SHUT
+            if tl.max(shut.to(tl.int32), 0) > 0:
+                tl.store(dbeta + token.to(tl.int64) * H + head + i * H, slopes, shut & (i < count))
+        else:
+            store_column(dbeta, slopes, token, count, head, H, CHUNK)
         da *= strengths(beta, token, count, head, H, BETA)[:, None]
     if GAIN != "raw":
         written = rows(a, token, count, head, H, d, D, CHUNK)

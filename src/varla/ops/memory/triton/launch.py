@@ -165,13 +165,14 @@ class MemoryLauncher(Launcher):
         dSs = x.a.new_empty(len(plan.chunks), s.H, s.DV, s.D)
         self._scan_backward(x, kept, do, dS, dSs, dv, dS_initial)
         dD, dzs, dq = torch.empty_like(kept.denominator), torch.empty_like(kept.z0), torch.empty_like(x.q)
+        by_error = "beta" in self.given and c.error and dv.dtype == torch.bfloat16
         reads, dbeta, ddecay = (torch.empty_like(each) for each in (kept.since, kept.weight, kept.since))
         self.launch(
             kernels_backward.unread, (per_chunk,),
-            x.q, x.k, x.a, x.beta, x.decay, E, kept.S0, kept.z0, do, kept.denominator, dD, reads, dzs, dq,
+            x.q, x.k, x.a, x.beta, x.decay, E, kept.S0, kept.z0, do, kept.denominator, dv, dD, reads, dzs, dq, dbeta,
             plan.chunks, s.H, s.D, s.DV, c.eps,
-            BD=s.BD, BV=s.BV, MAP=c.feature_map, NORMALIZE=c.normalizer, **self._gates, DOT=self.precision.dot,
-            num_warps=8, num_stages=s.stages, maxnreg=s.registers,
+            BD=s.BD, BV=s.BV, MAP=c.feature_map, NORMALIZE=c.normalizer, **self._gates, BY_ERROR=by_error,
+            DOT=self.precision.dot, num_warps=8, num_stages=s.stages, maxnreg=s.registers,
         )  # fmt: skip
         dz_initial = torch.empty_like(dz)
         if not c.normalizer:
@@ -193,7 +194,7 @@ class MemoryLauncher(Launcher):
             BD=max(s.BD, s.min_row) if self._decays else s.BD, BV=min(s.BV, 32),
             MAP=c.feature_map, UNIT=c.normalize_key, NORMALIZE=c.normalizer, ERROR=c.error,
             GAIN="raw" if gain is None else gain.kind, BY_CHUNK=gain is not None, **self._gates,
-            DOT=self.precision.dot, num_warps=8 if self._decays else s.finish_warps,
+            BY_ERROR=by_error, DOT=self.precision.dot, num_warps=8 if self._decays else s.finish_warps,
             num_stages=s.stages,
         )  # fmt: skip
         return Gradients(dq, dk, dv, da, dbeta, ddecay, dS_initial, dz_initial)
