@@ -14,7 +14,8 @@ tags: [varla, linear-attention, byte-level]
 # tiny
 
 A byte-level language model of {parameters:,} parameters: {layers} layers of gated VLA, width {width}, {heads} heads
-of {head}, stored in bfloat16. It comes with varla, so that every command can be tried at once and offline:
+of {head}. It is stored in bfloat16 and computed in float32. It comes with varla, so that every command can be tried at
+once and offline:
 
     varla generate tiny --prompt "The people of the United States"
     varla watch tiny --text "To be, or not to be: that is the question."

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from benchmarks.lm import corpus, tiny
 from benchmarks.lm.card import card
@@ -46,10 +47,11 @@ def test_it_is_trained_rounded_scored_and_described(tmp_path, text, capsys):
     folder = make(tmp_path, text)
     printed = capsys.readouterr().out
     model, _ = load_folder(folder)
-    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert {weight.dtype for weight in load_file(folder / "model.safetensors").values()} == {torch.bfloat16}
     trained, _ = load_folder(tmp_path / "run" / "model")
     for name, weight in trained.named_parameters():
-        assert torch.equal(weight.bfloat16(), model.get_parameter(name))
+        assert torch.equal(weight.bfloat16().float(), model.get_parameter(name))
     record = json.loads((folder / "record.json").read_text())
     assert record["tokens seen"] == 2 * 2 * 32
     assert record["text"]["train"]["sha256"] in (text / "sources.json").read_text()
