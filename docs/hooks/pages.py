@@ -16,6 +16,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parent.parent.parent
 OUTSIDE = {
     "benchmarks/RESULTS.md": "performance.md",
+    "src/varla/box/tiny/README.md": "tiny.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",

@@ -25,10 +25,11 @@ def test_the_home_page(run):
 
 
 def test_getting_started(run, tmp_path):
-    _, (task, trained, compared, model, text) = run("getting-started.md")
+    _, (task, trained, compared, boxed, model, text) = run("getting-started.md")
     assert "SEP" in task
     assert float(trained.split("accuracy")[1].split()[0]) > 0.5
     assert "vla" in compared
+    assert len(boxed) > 100
     assert "bits per byte" in model
     assert "Tuesday" in text
     assert (tmp_path / "runs/first/record.json").is_file()

@@ -10,7 +10,7 @@ import torch
 from transformers import ByT5Tokenizer
 
 import varla
-from tests.session.cases import save, tiny
+from tests.session.cases import tiny
 from varla.layers import MECHANISMS
 from varla.session import session as module
 
@@ -373,7 +373,6 @@ def test_text_is_read_while_it_comes(monkeypatch):
 
 def test_the_example_in_the_documentation_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    save(tmp_path / "runs" / "book" / "model", tiny())
     (tmp_path / "book.txt").write_text("Es war einmal.\n" * 20)
     text = (Path(__file__).parent.parent.parent / "docs" / "streaming.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from varla.box import MODELS, model_folder
+
 DEVICES = ("cpu", "cuda")
 
 
@@ -29,7 +31,11 @@ ShowConfig = Annotated[
 Config = Annotated[
     Path | None, typer.Argument(help="Settings as YAML. Missing ones have their defaults.", metavar="CONFIG")
 ]
-Model = Annotated[Path, typer.Argument(help="Folder of a model, with its tokenizer.", metavar="MODEL")]
+BOXED = f"or a model in the box by its name: {', '.join(MODELS)}"
+Model = Annotated[
+    Path,
+    typer.Argument(help=f"Folder of a model, with its tokenizer, {BOXED}.", metavar="MODEL", parser=model_folder),
+]
 Resume = Annotated[
     Path | None,
     typer.Option(help="Resume the run in this folder from its newest checkpoint.", metavar="FOLDER", parser=place),

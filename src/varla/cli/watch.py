@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from varla.box import model_folder, names_hint
 from varla.cli.compare import label
 from varla.cli.generate import load, open_text
 from varla.cli.kinds import LAB, kind_of
+from varla.cli.options import BOXED
 from varla.cli.output import say
 from varla.cli.reading import reading
 from varla.cli.streams import visible
@@ -41,10 +43,13 @@ class Source:
 def watch(
     folder: Annotated[
         Path,
-        typer.Argument(help="Run of `train`, or folder of a language model.", metavar="RUN_OR_MODEL"),
+        typer.Argument(
+            help=f"Run of `train`, or folder of a language model, {BOXED}.", metavar="RUN_OR_MODEL", parser=model_folder
+        ),
     ],
     other: Annotated[
-        Path | None, typer.Argument(help="Another one, shown beside it on the same tokens.", metavar="OTHER")
+        Path | None,
+        typer.Argument(help="Another one, shown beside it on the same tokens.", metavar="OTHER", parser=model_folder),
     ] = None,
     text: Annotated[str | None, typer.Option(help="Text that a language model reads.", metavar="TEXT")] = None,
     text_file: Annotated[Path | None, typer.Option(help="File with that text.", metavar="FILE")] = None,
@@ -124,7 +129,7 @@ def _is_lab(folder: Path) -> bool:
 
     run = RunFolder(folder)
     if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder")
+        raise ValueError(f"{folder} is not a folder{names_hint(folder)}")
     if run.config_file.is_file():
         return kind_of(run.read_config()) == LAB
     if (folder / "config.json").is_file():

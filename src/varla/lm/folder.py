@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from varla.box import model_folder, names_hint
 from varla.lm.code import code_in_model
 from varla.models import VarlaForCausalLM
 
@@ -15,10 +16,10 @@ class FolderError(ValueError):
 
 
 def load_model(folder: str | Path) -> VarlaForCausalLM:
-    """The model in a folder. Nothing is downloaded, unpickled or run."""
-    folder = Path(folder)
+    """The model in a folder, or one in the box by its name, "tiny". Nothing is downloaded, unpickled or run."""
+    folder = model_folder(folder)
     if not folder.is_dir():
-        raise FolderError(f"{folder} is not a folder with a model")
+        raise FolderError(f"{folder} is not a folder with a model{names_hint(folder)}")
     if not (folder / "config.json").is_file():
         hint = f"; did you mean {folder / 'model'}?" if (folder / "model" / "config.json").is_file() else ""
         raise FolderError(f"{folder} holds no model: there is no config.json in it{hint}")
@@ -34,10 +35,10 @@ def load_model(folder: str | Path) -> VarlaForCausalLM:
 
 
 def load_folder(folder: str | Path, device: str | torch.device = "cpu") -> tuple[VarlaForCausalLM, Any]:
-    """(model, tokenizer) in a folder."""
+    """(model, tokenizer) in a folder, or those of a model in the box by its name, "tiny"."""
     from transformers import AutoTokenizer
 
-    folder = Path(folder)
+    folder = model_folder(folder)
     model = load_model(folder)
     if not any((folder / name).is_file() for name in ("tokenizer_config.json", "tokenizer.json")):
         raise FolderError(f"{folder} holds no tokenizer: there is no tokenizer_config.json in it")

@@ -31,7 +31,7 @@ def packages(tmp_path, monkeypatch):
     with tarfile.open(tmp_path / "packages" / "speech-1.2.tar.gz", "w:gz") as tar:
         tar.add(folder, "speech-1.2")
     source = corpus.Source("speech", "1.2", False, ("data/*.txt", "data/*.txt.gz"), "plain", ("_f.txt",))
-    monkeypatch.setattr(corpus, "SOURCES", (source,))
+    monkeypatch.setattr(corpus, "TEXTS", {"all": corpus.Texts((source,), 2_000_000)})
     monkeypatch.setattr(corpus.subprocess, "run", lambda *_, **__: pytest.fail("it was there"))
     return tmp_path / "packages"
 
