@@ -54,7 +54,8 @@ def save(chart: alt.TopLevelMixin, path: str | Path) -> Path:
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with naming(path):
-            chart.save(str(aside), format=kind[1:], **FORMATS[kind])
+            # Names stand in the legend in full.
+            chart.configure_legend(labelLimit=0).save(str(aside), format=kind[1:], **FORMATS[kind])
             os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
@@ -62,13 +63,20 @@ def save(chart: alt.TopLevelMixin, path: str | Path) -> Path:
 
 
 def lines(points: list[dict[str, Any]], labels: list[str], x: str, y: str, scale: Any = alt.Undefined) -> alt.Chart:
-    """One line for each label, through points with the keys "run", `x` and "value"; `y` is the title of that axis."""
+    """One line for each label, through points with the keys "run", `x` and "value"; `y` is the title of that axis.
 
-    def look(choices: Sequence[Any]) -> alt.Scale:
-        return alt.Scale(domain=labels, range=[choices[i % len(choices)] for i in range(len(labels))])
+    A label without points is not in the legend. It still counts: a run looks the same in all charts with these labels.
+    """
+    present = {point["run"] for point in points}
+    drawn = [i for i, label in enumerate(labels) if label in present]
 
-    # Colour and shape share a legend, with every name in full. Dashes would make its symbols hard to read.
-    legend = alt.Legend(title=None, labelLimit=0)
+    def look(choices: Sequence[Any], *other: str) -> alt.Scale:
+        names = [*(labels[i] for i in drawn), *other]
+        return alt.Scale(domain=names, range=[choices[i % len(choices)] for i in drawn] + [choices[0]] * len(other))
+
+    # Colour and shape share a legend. Dashes would make its symbols hard to read. Vega-Lite merges the legends of
+    # scales with equal domains, whether they are shown or not: so the dashes have one name more.
+    legend = alt.Legend(title=None, symbolOpacity=1)
     chart: alt.Chart = (
         alt.Chart(alt.InlineData(values=points))
         .mark_line(point=alt.OverlayMarkDef(size=55, filled=True, opacity=1), strokeWidth=2)
@@ -76,7 +84,7 @@ def lines(points: list[dict[str, Any]], labels: list[str], x: str, y: str, scale
             x=alt.X(f"{x}:Q"),
             y=alt.Y("value:Q", title=y, scale=scale),
             color=alt.Color("run:N", scale=look(colours(labels)), legend=legend),
-            strokeDash=alt.StrokeDash("run:N", scale=look([list(dash) for dash in DASHES]), legend=None),
+            strokeDash=alt.StrokeDash("run:N", scale=look([list(dash) for dash in DASHES], ""), legend=None),
             shape=alt.Shape("run:N", scale=look(SHAPES), legend=legend),
             tooltip=[alt.Tooltip("run:N"), alt.Tooltip(f"{x}:Q"), alt.Tooltip("value:Q", format=".4f")],
         )
@@ -87,7 +95,7 @@ def lines(points: list[dict[str, Any]], labels: list[str], x: str, y: str, scale
 def _rule(chance: float) -> alt.Chart:
     chart: alt.Chart = (
         alt.Chart(alt.InlineData(values=[{"value": chance, "label": f"chance {chance:.3g}"}]))
-        .mark_rule(color="#666666", strokeDash=[3, 3])
+        .mark_rule(color="#808080", strokeDash=[3, 3])
         .encode(y=alt.Y("value:Q"), tooltip=[alt.Tooltip("label:N", title="level")])
     )
     return chart
