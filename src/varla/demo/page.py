@@ -103,10 +103,10 @@ def _against_context(results: Sequence[Result]) -> Chart:
         {"run": each.name, "tokens": length, "value": size} for each in results for length, size in each.sizes.items()
     ]
     x, y = (alt.Scale(type="log", nice=False), alt.Scale(type="log"))
-    powers = alt.Axis(format="~s", values=list(CONTEXTS[::3]))
+    lengths = alt.Axis(format=",", values=list(CONTEXTS[::3]), labelOverlap=True)
     chart = lines(values, names, "tokens", "bytes of state", y).encode(
-        x=alt.X("tokens:Q", title="tokens of context", scale=x, axis=powers),
-        y=alt.Y("value:Q", title="bytes of state", scale=y, axis=alt.Axis(format="~s", tickCount=6)),
+        x=alt.X("tokens:Q", title="tokens of context", scale=x, axis=lengths),
+        y=alt.Y("value:Q", title="bytes of state", scale=y, axis=alt.Axis(format="~s", values=[10**i for i in range(3, 10)])),
         tooltip=["run:N", alt.Tooltip("tokens:Q", format=","), alt.Tooltip("value:Q", title="bytes", format=",")],
     )
     rows = [[f"{length:,}", *(f"{each.sizes[length]:,}" for each in results)] for length in CONTEXTS]

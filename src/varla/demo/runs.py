@@ -16,7 +16,7 @@ from varla.training import Run, build_model, build_task, checkpoint, sweep
 
 STEPS = 800
 SEEDS = 3  # runs of each contender
-PAIRS = 16
+PAIRS = 12
 HEAD_DIM = 8
 WATCH = "watch.html"  # beside the page: what the memories of `WATCHED` hold (`varla watch`)
 WATCHED = ("gated-vla", "gated-deltanet")
@@ -149,7 +149,7 @@ def base(steps: int) -> dict[str, Any]:
         "train": {
             "steps": steps,
             "batch_size": 32,
-            "lr": 3e-3,
+            "lr": 5e-3,
             "log_every": 25,
             "eval_every": max(1, steps // 16),
             "eval_batches": 4,

@@ -37,12 +37,11 @@ def compare(one: Result, other: Result) -> str:
 
 def _headline(found: Mapping[str, Result]) -> str:
     softmax, ours = found["softmax"], found[OURS]
-    rival = max((found[name] for name in SAME_HEADS), key=lambda result: result.accuracy)
-    wide = found[SAME_BYTES]
+    best = max((each for each in found.values() if each is not softmax), key=lambda result: result.accuracy)
+    other = "" if best is ours else f"; {OURS} recalls {_percent(ours)}"
     return (
-        f"Of {PAIRS} pairs, softmax attention recalls {_percent(softmax)} with a cache that grows. With a state that "
-        f"does not, {OURS} recalls {_percent(ours)}, {rival.name} {_percent(rival)}, and with wider values "
-        f"{_percent(wide)}."
+        f"Softmax attention recalls {_percent(softmax)} of {PAIRS} pairs. Of the states that do not grow, that of "
+        f"{best.name} recalls the most, {_percent(best)}{other}."
     )
 
 
@@ -58,7 +57,7 @@ def _same_bytes(found: Mapping[str, Result]) -> str:
     verdict = {
         "ahead of": "here the bytes of A recall more than the same bytes in wider values.",
         "behind": "here the bytes of A are better spent on wider values.",
-        "not told apart from": "here the bytes of A and of wider values recall as much.",
+        "not told apart from": "these seeds do not tell which use of the bytes recalls more.",
     }[compare(ours, wide)]
     return (
         f"A second matrix A takes bytes. gated-deltanet with values twice as wide has about as many "
