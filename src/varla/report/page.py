@@ -53,8 +53,15 @@ class Fold:
     open: bool = False
 
 
+@dataclass(frozen=True)
+class Beside:
+    """Parts side by side where the page is wide enough."""
+
+    parts: "Sequence[Part]"
+
+
 # Text becomes a paragraph, and its parts between backquotes become code. Markup is taken as it is.
-Part: TypeAlias = str | Markup | Grid | Chart | Fold
+Part: TypeAlias = str | Markup | Grid | Chart | Fold | Beside
 
 
 @dataclass(frozen=True)
@@ -151,7 +158,7 @@ def template_text(package: str, name: str) -> str:
     return (resources.files(package) / "templates" / name).read_text(encoding="utf-8")
 
 
-_KINDS: dict[str, type] = {"grid": Grid, "chart": Chart, "fold": Fold, "markup": Markup}
+_KINDS: dict[str, type] = {"grid": Grid, "chart": Chart, "fold": Fold, "beside": Beside, "markup": Markup}
 
 
 def _is(kind: type) -> Any:
@@ -162,5 +169,5 @@ def _charts(parts: Sequence[Part]) -> Iterator[Chart]:
     for part in parts:
         if isinstance(part, Chart):
             yield part
-        elif isinstance(part, Fold):
+        elif isinstance(part, (Fold, Beside)):
             yield from _charts(part.parts)

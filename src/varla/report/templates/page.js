@@ -61,8 +61,12 @@
   });
   addEventListener("scroll", mark, { passive: true });
   addEventListener("hashchange", arrive);
+  addEventListener("beforeprint", () => {  // paper has no folds
+    for (const fold of document.querySelectorAll("details")) fold.open = true;
+  });
   document.addEventListener("toggle", (event) => {
     if (event.target.open) for (const chart of event.target.querySelectorAll(".chart")) draw(chart.id);
+    mark();
   }, true);
   mark();
   drawAll().then(() => {
