@@ -97,5 +97,5 @@ def test_the_page_opens_fits_and_has_a_colour_a_mechanism(visit, tmp_path, width
     assert {each.upper() for each in strokes} == {"#E69F00", "#009E73", "#808080"}
     names = opened.locator("#curves svg .role-legend-label text").all_text_contents()
     assert sorted(names) == sorted(ENDS)
-    opened.get_by_text("Settings that differ").click()
+    opened.locator("summary", has_text="Settings that differ").click()
     assert opened.get_by_role("group", name="Settings that differ").is_visible()
