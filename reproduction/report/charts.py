@@ -42,7 +42,7 @@ def chart(figure: Figure) -> alt.LayerChart:
         dash = alt.StrokeDash(
             "source:N",
             scale=alt.Scale(domain=sources, range=[_dash(source, sources) for source in sources]),
-            legend=alt.Legend(title=None, symbolType="stroke", symbolSize=400),
+            legend=alt.Legend(title=None, symbolType="stroke", symbolSize=400) if len(sources) > 1 else None,
         )
         line = base.mark_line(strokeWidth=2).encode(strokeDash=dash, detail="source:N")
         layers.append(line)
@@ -206,12 +206,14 @@ def _y(figure: Figure, points: Sequence[Point]) -> alt.Y:
 
 
 def _ticks(values: Sequence[float], log: bool) -> dict[str, Any]:
-    """The numbers on an axis: only powers of ten on a logarithmic axis that is long enough."""
+    """The numbers on an axis: on a logarithmic one powers of ten, or 1, 2 and 5 times these if it is short."""
     low, high = min(values), max(values)
     plain = "~g" if max(abs(low), abs(high)) < 1e5 else "~s"
-    if not log or high < 100 * low:
+    if not log:
         return {"format": plain}
     ends = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    if high < 100 * low:
+        return {"values": [size * 10.0**k for k in range(ends[0], ends[1] + 1) for size in (1, 2, 5)], "format": plain}
     step = math.ceil((ends[1] - ends[0]) / 10)
     exponents = range(ends[0], ends[1] + 1, step)
     return {"values": [10.0**k for k in exponents], "format": "~g" if ends[0] >= -4 and ends[1] <= 5 else ".0e"}
