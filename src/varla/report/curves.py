@@ -1,4 +1,4 @@
-"""Learning curves as Altair charts that are legible without colour, in files that need no network."""
+"""Learning curves as Altair charts that are legible without colour, and as pictures."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -7,14 +7,15 @@ from typing import Any
 
 import altair as alt
 
-from varla.report.series import axis_title, colours, is_accuracy, series
+from varla.report.series import axis_title, colours, limits, series
 from varla.runs.metrics import EVAL
 from varla.runs.writing import naming
 
 # With seven shapes, five dashes and eight colours, the first 280 series all look different.
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
 DASHES = ((1, 0), (6, 3), (2, 2), (8, 3, 2, 3), (12, 4))
-FORMATS: dict[str, dict[str, Any]] = {".html": {"inline": True}, ".png": {"ppi": 144}, ".svg": {}}
+PICTURES: dict[str, dict[str, Any]] = {".png": {"ppi": 144}, ".svg": {}}
+PLOTS = (".html", *PICTURES)  # a page (`varla.report.comparison`), or a picture
 
 
 def learning_curves(
@@ -23,19 +24,19 @@ def learning_curves(
     """One line per run: `metric` against the step, with a grey rule at `chance`. `runs` as for `series`."""
     found = series(runs, metric)
     points = [{"run": label, "step": step, "value": value} for label, each in found.items() for step, value in each]
-    scale = alt.Scale(domain=[0, 1]) if is_accuracy(metric) else alt.Scale(zero=False)
-    layers = [lines(points, list(found), "step", axis_title(metric), scale)]
-    if chance is not None:
+    low, high = limits([value for each in found.values() for _, value in each], metric, chance)
+    layers = [lines(points, list(found), "step", axis_title(metric), alt.Scale(domain=[low, high], nice=False))]
+    if chance is not None and low <= chance <= high:
         layers.append(_rule(chance))
     chart: alt.LayerChart = alt.layer(*layers).properties(width=560, height=320)
     return chart
 
 
-def check_target(path: str | Path) -> None:
-    """Raise a ValueError unless a chart can be written there: the ending is known, and nothing is in the way."""
+def check_target(path: str | Path, kinds: Sequence[str] = PLOTS) -> None:
+    """Raise a ValueError unless a plot can be written there: the ending is known, and nothing is in the way."""
     path = Path(path)
-    if path.suffix.lower() not in FORMATS:
-        raise ValueError(f"a plot is written as {', '.join(FORMATS)}, got {path.name!r}")
+    if path.suffix.lower() not in kinds:
+        raise ValueError(f"a plot is written as {', '.join(kinds)}, got {path.name!r}")
     if path.is_dir():
         raise ValueError(f"{path} is a folder: a plot is a file")
     above = next(folder for folder in path.absolute().parents if folder.exists())
@@ -46,16 +47,16 @@ def check_target(path: str | Path) -> None:
 
 
 def save(chart: alt.TopLevelMixin, path: str | Path) -> Path:
-    """Write a chart as .html (with its scripts inside), .png or .svg: aside, then renamed, so that it is whole."""
+    """Write a chart as .png or .svg: aside, then renamed, so that it is whole."""
     path = Path(path)
-    check_target(path)
+    check_target(path, tuple(PICTURES))
     path.parent.mkdir(parents=True, exist_ok=True)
     kind = path.suffix.lower()
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with naming(path):
             # Names stand in the legend in full.
-            chart.configure_legend(labelLimit=0).save(str(aside), format=kind[1:], **FORMATS[kind])
+            chart.configure_legend(labelLimit=0).save(str(aside), format=kind[1:], **PICTURES[kind])
             os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)

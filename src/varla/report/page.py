@@ -53,8 +53,15 @@ class Fold:
     open: bool = False
 
 
+@dataclass(frozen=True)
+class Beside:
+    """Parts side by side where the page is wide enough."""
+
+    parts: "Sequence[Part]"
+
+
 # Text becomes a paragraph, and its parts between backquotes become code. Markup is taken as it is.
-Part: TypeAlias = str | Markup | Grid | Chart | Fold
+Part: TypeAlias = str | Markup | Grid | Chart | Fold | Beside
 
 
 @dataclass(frozen=True)
@@ -103,14 +110,21 @@ def write(page: Page, path: Path) -> Path:
     return path
 
 
-def facts(environment: Mapping[str, Any]) -> dict[str, str]:
-    """The machine, versions and commit of a record's environment, for the end of a page, without what is unknown."""
-    found = {name: environment[name] for name in _FACTS if environment.get(name) not in (None, [], "")}
-    shown = {name: ", ".join(map(str, x)) if isinstance(x, list) else str(x) for name, x in found.items()}
-    if "commit" in shown:
-        dirty = "-dirty" if shown["commit"].endswith("-dirty") else ""
-        shown["commit"] = shown["commit"].removesuffix("-dirty")[:_COMMIT] + dirty
-    return shown
+def facts(*environments: Mapping[str, Any]) -> dict[str, str]:
+    """Machine, versions and commit of records' environments, for the end of a page. Unknown ones are left out.
+
+    Where records differ, all their values are given.
+    """
+    found: dict[str, list[str]] = {name: [] for name in _FACTS}
+    for name, environment in ((name, each) for name in _FACTS for each in environments):
+        value = environment.get(name)
+        shown = ", ".join(map(str, value)) if isinstance(value, list) else "" if value is None else str(value)
+        if name == "commit":
+            bare = shown.removesuffix("-dirty")
+            shown = bare[:_COMMIT] + shown[len(bare) :]
+        if shown and shown not in found[name]:
+            found[name].append(shown)
+    return {name: "; ".join(values) for name, values in found.items() if values}
 
 
 def anchor(text: str) -> str:
@@ -151,7 +165,7 @@ def template_text(package: str, name: str) -> str:
     return (resources.files(package) / "templates" / name).read_text(encoding="utf-8")
 
 
-_KINDS: dict[str, type] = {"grid": Grid, "chart": Chart, "fold": Fold, "markup": Markup}
+_KINDS: dict[str, type] = {"grid": Grid, "chart": Chart, "fold": Fold, "beside": Beside, "markup": Markup}
 
 
 def _is(kind: type) -> Any:
@@ -162,5 +176,5 @@ def _charts(parts: Sequence[Part]) -> Iterator[Chart]:
     for part in parts:
         if isinstance(part, Chart):
             yield part
-        elif isinstance(part, Fold):
+        elif isinstance(part, (Fold, Beside)):
             yield from _charts(part.parts)

@@ -8,8 +8,9 @@
   function fitted(spec, width) {
     const layers = spec.layer ?? [spec];
     const names = layers.flatMap((layer) => layer.encoding?.color?.scale?.domain ?? []);
-    const longest = Math.max(1, ...names.map((name) => String(name).length));
-    const columns = Math.max(1, Math.min(5, Math.floor(width / (7 * longest + 36))));
+    const lengths = [...new Set(names)].map((name) => 7 * String(name).length + 36);
+    const total = lengths.reduce((sum, length) => sum + length, 48);
+    const columns = total <= width ? lengths.length : Math.max(1, Math.floor((width - 48) / Math.max(...lengths)));
     return { ...spec, config: { ...spec.config, legend: { ...spec.config.legend, columns, labelLimit: width - 48 } } };
   }
 
@@ -61,8 +62,12 @@
   });
   addEventListener("scroll", mark, { passive: true });
   addEventListener("hashchange", arrive);
+  addEventListener("beforeprint", () => {  // paper has no folds
+    for (const fold of document.querySelectorAll("details")) fold.open = true;
+  });
   document.addEventListener("toggle", (event) => {
     if (event.target.open) for (const chart of event.target.querySelectorAll(".chart")) draw(chart.id);
+    mark();
   }, true);
   mark();
   drawAll().then(() => {
