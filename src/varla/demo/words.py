@@ -28,11 +28,9 @@ def learned(result: Result) -> int:
     return sum(run.accuracy >= _FOUND for run in result.runs)
 
 
-def compare(one: Result, other: Result) -> str:
-    """One result against another: only if all seeds of one are above all of the other, they are told apart."""
-    if one.range[0] > other.range[1]:
-        return "ahead of"
-    return "behind" if one.range[1] < other.range[0] else "not told apart from"
+def seeds_ahead(one: Result, other: Result) -> int:
+    """With how many seeds one recalls more than the other: runs of a seed have the same data and shared weights."""
+    return sum(mine.accuracy > theirs.accuracy for mine, theirs in zip(one.runs, other.runs, strict=True))
 
 
 def _headline(found: Mapping[str, Result]) -> str:
@@ -41,27 +39,33 @@ def _headline(found: Mapping[str, Result]) -> str:
     other = "" if best is ours else f"; {OURS} recalls {_percent(ours)}"
     return (
         f"Softmax attention recalls {_percent(softmax)} of {PAIRS} pairs. Of the states that do not grow, that of "
-        f"{best.name} recalls the most, {_percent(best)}{other}."
+        f"{_spoken(best)} recalls the most, {_percent(best)}{other}."
     )
 
 
 def _same_heads(found: Mapping[str, Result]) -> str:
     ours = found[OURS]
-    parts = [f"{compare(ours, found[name])} {name} ({_span(found[name])})" for name in SAME_HEADS]
-    seeds = len(ours.runs)
-    return f"With the same head size, {OURS} ({_span(ours)} over {seeds} seeds) is {' and '.join(parts)}."
+    parts = [
+        f"{name} ({_span(found[name])}) with {seeds_ahead(ours, found[name])} of {len(ours.runs)} seeds"
+        for name in SAME_HEADS
+    ]
+    return f"With the same head size, {OURS} ({_span(ours)}) recalls more than {', and more than '.join(parts)}."
 
 
 def _same_bytes(found: Mapping[str, Result]) -> str:
     ours, wide = found[OURS], found[SAME_BYTES]
-    verdict = {
-        "ahead of": "here the bytes of A recall more than the same bytes in wider values.",
-        "behind": "here the bytes of A are better spent on wider values.",
-        "not told apart from": "these seeds do not tell which use of the bytes recalls more.",
-    }[compare(ours, wide)]
+    ahead, seeds = seeds_ahead(ours, wide), len(ours.runs)
+    if ahead == seeds:
+        verdict = "Here the bytes of A recall more."
+    elif ahead == 0:
+        verdict = "Here the bytes of A are better spent on wider values."
+    else:
+        verdict = (
+            f"The seeds do not agree which use of the bytes is better: {OURS} recalls more with {ahead} of {seeds}."
+        )
     return (
-        f"A second matrix A takes bytes. gated-deltanet with values twice as wide has about as many "
-        f"({wide.state_bytes:,} against {ours.state_bytes:,}) and recalls {_span(wide)}: {verdict}"
+        f"The matrix A takes bytes. gated-deltanet with values twice as wide takes about as many ({wide.state_bytes:,} "
+        f"against {ours.state_bytes:,}), and recalls {_span(wide)}. {verdict}"
     )
 
 
@@ -75,8 +79,9 @@ def _cache(found: Mapping[str, Result]) -> str:
 
 
 def _speed(found: Mapping[str, Result]) -> str:
-    ours, rival = found[OURS].tokens_per_second, found["gated-deltanet"].tokens_per_second
-    return f"On this CPU {OURS} trains at {ours / rival:.2f} times the speed of gated-deltanet: A costs time."
+    ratio = found[OURS].tokens_per_second / found["gated-deltanet"].tokens_per_second
+    reason = ": A costs time" if ratio < 1 else ""
+    return f"On this CPU {OURS} trains at {ratio:.2f} times the speed of gated-deltanet{reason}."
 
 
 def _late(results: Sequence[Result]) -> list[str]:
@@ -94,6 +99,12 @@ def _late(results: Sequence[Result]) -> list[str]:
 
 def _steps(results: Sequence[Result]) -> int:
     return int(results[0].runs[0].record["config"]["train"]["steps"])
+
+
+def _spoken(result: Result) -> str:
+    """Its name within a sentence."""
+    name, _, wide = result.name.partition(", ")
+    return f"{name} with {wide} values" if wide else name
 
 
 def _percent(result: Result) -> str:
