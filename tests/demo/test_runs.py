@@ -1,10 +1,13 @@
 """The demo runs end to end: a table, sentences, curves, a picture and two pages. Nothing is trained twice."""
 
+import inspect
+
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from varla import demo
+from varla.cli.demo import demo as command
 from varla.cli.main import app
 from varla.demo import runs
 from varla.training import Run, build_model, build_task
@@ -95,3 +98,7 @@ def test_other_settings_in_the_same_folder_are_refused(shown):
     result = CliRunner().invoke(app, ["demo", "--steps", "3", "--out", str(out)])
     assert result.exit_code == 2
     assert "other settings" in result.output
+
+
+def test_the_commands_default_is_the_demos():
+    assert inspect.signature(command).parameters["steps"].default == demo.STEPS

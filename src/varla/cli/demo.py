@@ -13,7 +13,7 @@ def demo(
     out: Annotated[
         Path, typer.Option(help="Folder for the runs, the picture and the pages.", metavar="FOLDER", parser=place)
     ] = Path("runs/demo"),
-    steps: Annotated[int | None, typer.Option(min=1, help="Training steps of each run.", show_default="800")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps of each run.")] = 800,
     seed: Annotated[int, typer.Option(help="The first seed of weights and data; the next ones follow it.")] = 42,
 ) -> None:
     """Train VLA and its rivals, all with the same treatment, to recall pairs, on the CPU, in a few minutes."""
@@ -28,7 +28,7 @@ def demo(
     say(f"{count} contenders learn to recall {pairs} pairs, with {seeds} seeds each, on the CPU.")
     say("All have the same data, learning rate, model and protocol ('tuned'). About four minutes on two idle cores.")
     with progress(parts=1) as watch:
-        results = recall.run(out, steps=steps or recall.STEPS, seed=seed, watch=watch)
+        results = recall.run(out, steps=steps, seed=seed, watch=watch)
     say("drawing the picture and the page")
     written = recall.write(results, out)
     chance = float(results[0].runs[0].record["chance"])

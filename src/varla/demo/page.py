@@ -179,8 +179,8 @@ def _weak(results: Sequence[Result]) -> Markup:
     points = (
         f"{seeds} seeds are few: between equals, one of two is ahead with all of them one time in {2 ** (seeds - 1)}. "
         "When a seed finds the task is partly luck. Another learning rate or more steps can change the order.",
-        "The setting was chosen after trials, so that most seeds find the task in minutes. In some of the others deltanet "
-        "recalls as much as gated-vla, or more: docs/lab.md lists them.",
+        "The setting was chosen after trials, so that most seeds find the task in minutes. In some of the others "
+        "deltanet recalls as much as gated-vla, or more: docs/lab.md lists them.",
         "The models are tiny and the task is made up. docs/family.md has larger ones, and language, and what speaks "
         "against gated-vla there.",
         "Softmax attention has the largest state here. While a context is short enough to keep, it is the "
