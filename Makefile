@@ -20,7 +20,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 .PHONY: help demo test lint types pytest fuzz kill browser docs docs-serve reproduce bench bench-gpu clean
 
 help:
-	@echo "make demo    four mechanisms learn associative recall on the CPU; table, picture, pages under runs/demo"
+	@echo "make demo    seven contenders, treated alike, learn recall on the CPU in minutes; table, curves, pages under runs/demo"
 	@echo "make test    ruff, mypy and pytest, as CI runs them"
 	@echo "make fuzz    damaged files, odd settings and arguments: TRIES=100000 of each kind, SEED=0"
 	@echo "make kill    kill every writer at random moments and resume it (TRIES=100); about half an hour"

@@ -1,4 +1,5 @@
-"""Chromium for tests of pages. A test module imports `open_page` and `browser`, fixtures, and `needs_chromium`.
+"""Chromium for tests of pages. A test module imports the fixtures `browser`, `open_page` and, if it uses it, `visit`;
+and `needs_chromium`.
 
 What a page complains about on its console, an error in it, or a request for anything but files fails the test.
 """
@@ -49,3 +50,15 @@ def open_page(browser):
     for page in opened:
         page.close()
     assert trouble == []
+
+
+@pytest.fixture
+def visit(open_page):
+    """`visit(page)` opens a page of `varla.report.page` and waits until its charts are drawn."""
+
+    def go(where, **options):
+        page = open_page(where, **options)
+        page.wait_for_selector("html[data-drawn]", timeout=20_000)
+        return page
+
+    return go

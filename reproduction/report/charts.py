@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import altair as alt
@@ -12,6 +11,7 @@ from reproduction.claims import Figure, Table
 from reproduction.report.numbers import number
 from reproduction.runs import key_of
 from varla.report.curves import DASHES, SHAPES
+from varla.report.embed import version
 from varla.report.series import colours
 
 WIDTH, HEIGHT = 640, 300
@@ -23,7 +23,7 @@ _SIZES = {"paper": 110, "ours": 45}  # where both meet, a ring around a dot
 Point = dict[str, Any]
 
 
-def chart(figure: Figure, width: int | str = "container") -> alt.LayerChart:
+def chart(figure: Figure) -> alt.LayerChart:
     """One line per series and source, with bars or a band from `low` to `high`. No point to draw is a ValueError."""
     points = drawable(figure)
     if not points:
@@ -31,7 +31,7 @@ def chart(figure: Figure, width: int | str = "container") -> alt.LayerChart:
     series = list(dict.fromkeys(point["series"] for point in points))
     sources = _sources(points)
     x, y = _x(figure, points), _y(figure, points)
-    legend = alt.Legend(title=None, labelLimit=0, symbolOpacity=1)
+    legend = alt.Legend(title=None, symbolOpacity=1)
     colour = alt.Color("series:N", scale=_look(series, colours(series)), legend=legend)
     shape = alt.Shape("series:N", scale=_look(series, SHAPES), legend=legend)
     base = alt.Chart().encode(x=x, y=y, color=colour)
@@ -42,7 +42,7 @@ def chart(figure: Figure, width: int | str = "container") -> alt.LayerChart:
         dash = alt.StrokeDash(
             "source:N",
             scale=alt.Scale(domain=sources, range=[_dash(source, sources) for source in sources]),
-            legend=alt.Legend(title=None, symbolType="stroke", symbolSize=400, symbolStrokeColor="#444444"),
+            legend=alt.Legend(title=None, symbolType="stroke", symbolSize=400) if len(sources) > 1 else None,
         )
         line = base.mark_line(strokeWidth=2).encode(strokeDash=dash, detail="source:N")
         layers.append(line)
@@ -52,22 +52,29 @@ def chart(figure: Figure, width: int | str = "container") -> alt.LayerChart:
         size = _SIZES.get(source, 20)
         mark = chosen.mark_point(filled=source != "paper", size=size, strokeWidth=1.8, opacity=1)
         layers.append(mark.encode(shape=shape, tooltip=tooltip))
-    found: alt.LayerChart = alt.layer(*layers, data=alt.InlineData(values=points)).properties(
-        width=width, height=HEIGHT, autosize=alt.AutoSizeParams(type="fit-x", contains="padding")
-    )
-    columns = _columns(series, sources if _numeric(points) else [])
-    found = found.configure_legend(orient="bottom", direction="horizontal", columns=columns, labelFontSize=12)
-    found = found.configure_axis(labelFontSize=12, titleFontSize=12, titleFontWeight="normal", gridOpacity=0.6)
-    found = found.configure_view(strokeOpacity=0)
+    found: alt.LayerChart = alt.layer(*layers, data=alt.InlineData(values=points)).properties(height=HEIGHT)
     return found
 
 
 def svg(figure: Figure, width: int = WIDTH) -> str:
     """The chart as a picture. It ends in a comment with a hash of what it shows, by which an outdated one is found."""
-    titled = chart(figure, width).properties(
-        title=alt.TitleParams(figure.title, subtitle=look(figure), anchor="start", limit=width)
-    )
-    picture = vl_convert.vegalite_to_svg(titled.to_dict(), vl_version=_version())
+    points = drawable(figure)
+    columns = _columns([point["series"] for point in points], _sources(points) if _numeric(points) else [])
+    titled = (
+        chart(figure)
+        .properties(
+            width=width,
+            autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
+            title=alt.TitleParams(figure.title, subtitle=look(figure), anchor="start", limit=width),
+        )
+        .configure_legend(
+            orient="bottom", direction="horizontal", columns=columns, labelFontSize=12, labelLimit=0,
+            symbolStrokeColor="#444444",
+        )
+        .configure_axis(labelFontSize=12, titleFontSize=12, titleFontWeight="normal", gridOpacity=0.6)
+        .configure_view(strokeOpacity=0)
+    )  # fmt: skip
+    picture = vl_convert.vegalite_to_svg(titled.to_dict(), vl_version=version())
     return f"{picture.rstrip()}\n{stamp(figure)}\n"
 
 
@@ -77,14 +84,6 @@ def stamp(figure: Figure) -> str:
     shown += [colours(list(dict.fromkeys(point["series"] for point in figure.points)))]
     shown += [figure.spread] if any("low" in point for point in figure.points) else []
     return f"<!-- data {key_of(shown)} -->"
-
-
-@cache
-def script() -> str:
-    """The scripts Vega, Vega-Lite and Vega-Embed for a page, in the version of the charts."""
-    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=_version()).replace(
-        "</script", "<\\/script"
-    )
 
 
 def look(figure: Figure) -> str:
@@ -207,12 +206,14 @@ def _y(figure: Figure, points: Sequence[Point]) -> alt.Y:
 
 
 def _ticks(values: Sequence[float], log: bool) -> dict[str, Any]:
-    """The numbers on an axis: only powers of ten on a logarithmic axis that is long enough."""
+    """The numbers on an axis: on a logarithmic one powers of ten, or 1, 2 and 5 times these if it is short."""
     low, high = min(values), max(values)
     plain = "~g" if max(abs(low), abs(high)) < 1e5 else "~s"
-    if not log or high < 100 * low:
+    if not log:
         return {"format": plain}
     ends = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    if high < 100 * low:
+        return {"values": [size * 10.0**k for k in range(ends[0], ends[1] + 1) for size in (1, 2, 5)], "format": plain}
     step = math.ceil((ends[1] - ends[0]) / 10)
     exponents = range(ends[0], ends[1] + 1, step)
     return {"values": [10.0**k for k in exponents], "format": "~g" if ends[0] >= -4 and ends[1] <= 5 else ".0e"}
@@ -237,8 +238,3 @@ def _cell(point: Mapping[str, Any]) -> str:
     low, high = point.get("low"), point.get("high")
     ends = f" ({number(low)} to {number(high)})" if low is not None and high is not None and low != high else ""
     return number(point["y"]) + ends
-
-
-def _version() -> str:
-    """Altair's version of Vega-Lite as vl-convert writes it, such as v6.1."""
-    return ".".join(alt.SCHEMA_VERSION.split(".")[:2])

@@ -4,7 +4,6 @@ Everything comes from the preset `full`; what has no record there comes from `qu
 """
 
 import json
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from reproduction.records import Record, Results
 from reproduction.runner import wanted
 from reproduction.runs import FULL, PRESETS, QUICK, Run
 from reproduction.verdicts import NOT_RUN, VERDICTS
+from varla.report.page import anchor
 from varla.runs.outcomes import FINISHED
 from varla.training import RunConfig
 
@@ -156,11 +156,6 @@ def count(rows: Sequence[Row]) -> dict[str, int]:
     """How many rows have each verdict: all five, in order."""
     found = Counter(row.finding.verdict for row in rows)
     return {verdict: found[verdict] for verdict in VERDICTS}
-
-
-def anchor(text: str) -> str:
-    """Text as an anchor: what a URL cannot hold becomes a hyphen."""
-    return re.sub(r"[^\w.-]+", "-", text)
 
 
 def command(item: Item, preset: str) -> str:

@@ -38,7 +38,7 @@ def test_run_that_was_killed_is_read_from_its_metrics(trained, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "start"), [("a.png", b"\x89PNG\r\n\x1a\n"), ("b.svg", b"<svg"), ("c/d.html", b"<!DOCTYPE html>")]
+    ("name", "start"), [("a.png", b"\x89PNG\r\n\x1a\n"), ("b.svg", b"<svg"), ("c/d.html", b"<!doctype html>")]
 )
 def test_plot_is_written(trained, diverged, tmp_path, name, start):
     result = varla("compare", trained, diverged[0], "--plot", tmp_path / name)
@@ -78,7 +78,7 @@ def test_curves_are_drawn_below_the_table(trained, diverged, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     lines = varla("compare", trained, diverged[0]).stdout.splitlines()
     plot = lines[lines.index("accuracy (eval)") :]
-    assert plot[1].startswith("       1 |")
+    assert plot[1].split()[1] == "|"
     assert "  o first" in plot
     assert "not drawn: second has not logged eval" in plot
     assert max(map(len, plot)) <= 60

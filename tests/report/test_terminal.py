@@ -33,6 +33,15 @@ def test_axes_are_labelled():
     assert [line.split("|")[0].strip() for line in loss[1:12] if line.split("|")[0].strip()] == ["4", "3", "2"]
 
 
+def test_the_axis_fits_the_data():
+    small = lines({"run": [(1, 0.011), (2, 0.114)]}, "eval", 0.008, width=60)
+    assert [label for line in small[1:12] if (label := line.split("|")[0].strip())] == ["0.12", "0.06", "0"]
+    assert "  . chance 0.008" in small
+    large = lines({"run": [(1, 0.97), (2, 0.99)]}, "eval", 0.008, width=60)
+    assert [label for line in large[1:12] if (label := line.split("|")[0].strip())] == ["0.99", "0.98", "0.97"]
+    assert "  chance 0.008 (outside the plot)" in large
+
+
 def test_chance_is_a_dotted_line_behind_the_curves():
     inside = rows({"run": RISING}, "eval", 0.5, width=31, height=11)
     assert set(inside[5]) == {".", "o"}

@@ -47,37 +47,25 @@
     filter();
   }
 
-  // A link to a claim shows it, even if a filter hides it.
-  function arrive() {
-    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
-    if (!target) return;
-    if (target.classList.contains("out")) all();
-    target.scrollIntoView();
-  }
-
   headers.forEach((header, i) => header.querySelector("button").addEventListener("click", () => sort(i)));
   boxes.forEach((box) => box.addEventListener("change", filter));
   search.addEventListener("input", filter);
   document.getElementById("controls").addEventListener("submit", (event) => event.preventDefault());
   document.getElementById("all").addEventListener("click", all);
-  window.addEventListener("hashchange", arrive);
-  filter(); // going back in the browser restores old choices
+  filter();  // going back in the browser restores old choices
 
-  async function draw() {
-    const specs = JSON.parse(document.getElementById("specs").textContent);
-    for (const [id, spec] of Object.entries(specs)) {
-      const place = document.getElementById(id);
-      const narrow = place.clientWidth < 480;
-      const config = { ...spec.config, legend: { ...spec.config.legend, columns: narrow ? 2 : 4 } };
-      try {
-        await vegaEmbed(place, { ...spec, config }, { actions: false, renderer: "svg" });
-      } catch (error) {
-        place.textContent = `This chart could not be drawn: ${error.message}`;
-        console.error(error);
-      }
-    }
-    arrive(); // charts have moved the elements below them
-    document.documentElement.dataset.drawn = "yes";
+  // What a tile stands for, beside the tile that is pointed at or has the focus.
+  const tip = document.getElementById("tip");
+  function point(tile) {
+    tip.hidden = !tile;
+    if (!tile) return;
+    tip.textContent = tile.dataset.tip;
+    const box = tile.getBoundingClientRect(), below = box.bottom + 6 + tip.offsetHeight < innerHeight;
+    tip.style.top = `${below ? box.bottom + 6 : box.top - 6 - tip.offsetHeight}px`;
+    tip.style.left = `${Math.max(8, Math.min(box.left, document.documentElement.clientWidth - tip.offsetWidth - 8))}px`;
   }
-  draw();
+  for (const kind of ["mouseover", "focusin"]) {
+    document.addEventListener(kind, (event) => point(event.target.closest("a.tile")));
+  }
+  for (const kind of ["scroll", "focusout"]) addEventListener(kind, () => point(null), { passive: true });
 })();

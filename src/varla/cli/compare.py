@@ -5,7 +5,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,9 @@ from varla.cli.rows import WORDS, Row, averages, read_row
 from varla.cli.streams import write
 from varla.runs.metrics import current, is_eval
 from varla.runs.writing import naming
+
+if TYPE_CHECKING:
+    from varla.report.series import Series
 
 FORMATS = ("table", "csv", "json")
 LAST = ("chance", "parameters", "state bytes", "train tokens", "tokens/s", "status")  # columns behind the measured ones
@@ -31,7 +34,7 @@ def compare(
         str, typer.Option("--format", help="csv and json: every digit, no curves.", metavar="|".join(FORMATS))
     ] = FORMATS[0],
     plot: Annotated[
-        Path | None, typer.Option(help="Also draw the curves to FILE: .html, .png or .svg.", metavar="FILE")
+        Path | None, typer.Option(help="Also draw the curves to FILE: .html (a page), .png or .svg.", metavar="FILE")
     ] = None,
     no_plot: Annotated[bool, typer.Option("--no-plot", help="No curves below the table.")] = False,
     metric: Annotated[
@@ -74,10 +77,8 @@ def compare(
     chances = {row.cells.get("chance") for row in rows}
     chance = chances.pop() if len(chances) == 1 and is_eval(drawn) else None
     if plot is not None:
-        from varla.report.curves import learning_curves, save
-
         with naming(plot):
-            tell(f"plot     {save(learning_curves(curves, drawn, chance), plot)}")
+            tell(f"plot     {write_plot(plot, rows, found, drawn, chance)}")
     if form == "table" and not no_plot:
         if not found:
             say(f"no plot: {missing}")
@@ -87,6 +88,24 @@ def compare(
         for row in rows:
             if row.name not in found:
                 tell(f"not drawn: {row.name} has not logged {drawn}")
+
+
+def write_plot(path: Path, rows: Sequence[Row], found: "Series", metric: str, chance: float | None) -> Path:
+    """Write the curves: as a page if the name ends in .html, otherwise as a picture."""
+    metrics = {row.name: row.metrics for row in rows}
+    if path.suffix.lower() != ".html":
+        from varla.report.curves import learning_curves, save
+
+        return save(learning_curves(metrics, metric, chance), path)
+    from varla.report import comparison, page
+
+    runs = [
+        comparison.Compared(
+            row.name, {column: row.text(column) for column in headers([row])}, row.settings, row.environments
+        )
+        for row in rows
+    ]
+    return page.write(comparison.make(runs, metrics, found, metric, chance), path)
 
 
 def label(folders: Sequence[Path]) -> list[str]:

@@ -34,6 +34,7 @@ class Row:
     measured: Sequence[str]  # the columns that say how good the run is
     metric: str  # drawn unless another is asked for
     spread: dict[str, float] = field(default_factory=dict)  # standard deviations over the seeds
+    environments: Sequence[Mapping[str, Any]] = ()  # where the runs were made, as their records say
 
     def text(self, column: str) -> str:
         """A cell as the table shows it."""
@@ -91,7 +92,8 @@ def _lab_row(name: str, folder: Path) -> Row:
         "status": record.get("status", UNFINISHED),
     }
     metric = eval_metric(next(iter(found), EVAL))
-    return Row(name, kind_of({}), _without_seed(config.to_dict()), cells, metrics, list(found), metric)
+    without = _without_seed(config.to_dict())
+    return Row(name, kind_of({}), without, cells, metrics, list(found), metric, environments=_environments(record))
 
 
 def _language_row(name: str, folder: Path) -> Row:
@@ -121,7 +123,14 @@ def _language_row(name: str, folder: Path) -> Row:
         "tokens/s": record.get("tokens/s"),
         "status": record.get("status", UNFINISHED),
     }
-    return Row(name, LM, _without_seed(settings.to_dict()), cells, metrics, list(losses), "loss")
+    without = _without_seed(settings.to_dict())
+    return Row(name, LM, without, cells, metrics, list(losses), "loss", environments=_environments(record))
+
+
+def _environments(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The record's environment, if it has one."""
+    found = record.get("environment")
+    return [found] if isinstance(found, Mapping) else []
 
 
 def _language_metrics(checkpoints: Sequence[Path]) -> MetricsOf:
@@ -180,7 +189,10 @@ def _average(name: str, group: Sequence[Row]) -> Row:
         else:
             counts = [f"{values.count(each)} {each}" for each in dict.fromkeys(values)]
             cells[column] = values[0] if len(set(values)) == 1 else ", ".join(counts)
-    return Row(name, first.kind, first.settings, cells, _mean_metrics(group), first.measured, first.metric, spread)
+    made = [each for row in group for each in row.environments]
+    return Row(
+        name, first.kind, first.settings, cells, _mean_metrics(group), first.measured, first.metric, spread, made
+    )
 
 
 def _mean_metrics(group: Sequence[Row]) -> MetricsOf:

@@ -1,1 +1,1 @@
-"""Learning curves, drawn from the metrics of runs: as charts for files, and as text for the terminal."""
+"""Learning curves of runs, as charts and as text for the terminal; and the standard of the pages that varla writes."""

@@ -1,5 +1,6 @@
 """What charts and text plots of learning curves share: points by run, colours, the title of the axis."""
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import Any
@@ -20,6 +21,7 @@ COLOURS: Mapping[str, str] = {
 }
 
 LARGEST = 1e300
+SMALLEST = 1e-300
 Series = dict[str, list[tuple[int, float]]]
 
 
@@ -62,6 +64,25 @@ def _mechanism(label: str) -> str | None:
 def _is_number(value: object) -> bool:
     """Whether a value can be drawn. Differences of larger numbers overflow."""
     return isinstance(value, (int, float)) and abs(value) < LARGEST
+
+
+def limits(values: Sequence[float], metric: str, chance: float | None = None) -> tuple[float, float]:
+    """The lowest and the highest value of an axis that fits the values, both round numbers.
+
+    `chance` is on the axis too, unless that would more than double it.
+    """
+    low, high = min(values), max(values)
+    bounded = is_accuracy(metric) and low >= 0 and high <= 1
+    if high - low <= max(1e-9 * max(abs(low), abs(high)), SMALLEST):
+        margin = abs(low) / 2 if abs(low) > SMALLEST else 0.5
+        low, high = low - margin, high + margin
+    if chance is not None and low - (high - low) <= chance <= high + (high - low):
+        low, high = min(low, chance), max(high, chance)
+    power = 10.0 ** math.floor(math.log10((high - low) / 10))
+    step = next(size * power for size in (1, 2, 5, 10) if size * power >= (high - low) / 10 * (1 - 1e-9))
+    # Rounded first: 0.3 / 0.1 is a little below 3.
+    low, high = math.floor(round(low / step, 6)) * step, math.ceil(round(high / step, 6)) * step
+    return (max(low, 0.0), min(high, 1.0)) if bounded else (low, high)
 
 
 def is_accuracy(metric: str) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from rich.text import Text
 
-from varla.report.series import Series, axis_title, colours, is_accuracy
+from varla.report.series import Series, axis_title, colours, limits
 
 MARKERS = "ox*+#@%&ABCDEFGH"  # only ASCII, which every terminal and log shows
 _MARGIN = 9  # columns for the labels of the vertical axis
@@ -21,7 +21,7 @@ def text_curves(found: Series, metric: str, chance: float | None = None, *, widt
     drawn = dict(list(found.items())[: len(MARKERS)])
     markers = [Text(marker, style=colour) for marker, colour in zip(MARKERS, colours(list(drawn)), strict=False)]
     steps = [step for points in drawn.values() for step, _ in points]
-    low, high = _limits([value for points in drawn.values() for _, value in points], metric)
+    low, high = limits([value for points in drawn.values() for _, value in points], metric, chance)
     first, span = min(steps), max(1, max(steps) - min(steps))
 
     def row(value: float) -> int:
@@ -47,26 +47,20 @@ def text_curves(found: Series, metric: str, chance: float | None = None, *, widt
     text.append(f"\n{'+':>{_MARGIN + 1}}{'-' * columns}")
     ends = f"{min(steps)}{max(steps):>{columns - len(str(min(steps)))}}" if len(set(steps)) > 1 else str(first)
     text.append(f"\n{'step':>{_MARGIN}} {ends}")
-    return text.append_text(_legend(list(found), markers, chance, max(width, _MARGIN + 1 + _LEAST)))
+    said = "" if chance is None else f"{'. ' if level is not None else ''}chance {chance:.3g}"
+    said += " (outside the plot)" if said and level is None else ""
+    return text.append_text(_legend(list(found), markers, said, max(width, _MARGIN + 1 + _LEAST)))
 
 
-def _limits(values: Sequence[float], metric: str) -> tuple[float, float]:
-    """The lowest and the highest value that the axis shows."""
-    if is_accuracy(metric):
-        return 0.0, 1.0
-    low, high = min(values), max(values)
-    return (low, high) if high > low else (low - 0.5, high + 0.5)
-
-
-def _legend(labels: Sequence[str], markers: Sequence[Text], chance: float | None, width: int) -> Text:
+def _legend(labels: Sequence[str], markers: Sequence[Text], chance: str, width: int) -> Text:
     """One line per run. A long label is cut at its start, because names of a sweep differ at the end."""
     text = Text()
     for label, marker in zip(labels, markers, strict=False):
         room = width - 4
         text.append("\n  ").append_text(marker)
         text.append(f" {label if len(label) <= room else '...' + label[3 - room :]}")
-    if chance is not None:
-        text.append(f"\n  . chance {chance:.3g}")
+    if chance:
+        text.append(f"\n  {chance}")
     if len(labels) > len(MARKERS):
         text.append(
             f"\n  not drawn: {len(labels) - len(MARKERS)} more runs; name fewer, or see them all with --plot FILE"

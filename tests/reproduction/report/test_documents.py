@@ -8,6 +8,7 @@ import pytest
 from reproduction.items import ITEMS
 from reproduction.report import charts, markdown, page
 from reproduction.report.gather import gather, recorded
+from varla.report.page import render
 
 ROOT = Path(__file__).parents[3]
 RECORDED = recorded(ROOT / "reports")
@@ -53,6 +54,6 @@ def test_the_figures_are_up_to_date(report):
 
 
 def test_the_page_of_the_real_items_is_complete(report):
-    text = page.render(report)
+    text = render(page.make(report))
     for row in report.rows:
         assert f'id="{row.anchor}"' in text
