@@ -15,6 +15,7 @@ from tests.cli.cases import refused, varla
 from varla import Session
 from varla.box import MODELS, model_folder
 from varla.lm.folder import FolderError, load_folder, load_model
+from varla.lm.training import build_model
 from varla.models import VarlaForCausalLM
 from varla.runs.settings import load
 
@@ -126,6 +127,12 @@ def test_watch_has_its_name(tmp_path):
 def test_transformers_loads_its_folder():
     assert VarlaForCausalLM.from_pretrained(model_folder("tiny")).config.eos_token_id == 256
     assert load_model("tiny").config.max_position_embeddings == RECORD["settings"]["data"]["context"]
+
+
+def test_it_can_be_trained_further(model):
+    further = build_model({"folder": "tiny"}, 257, model[1], 2048)
+    assert {p.dtype for p in further.parameters()} == {torch.float32}
+    assert further.config.max_position_embeddings == 2048
 
 
 def test_a_path_stays_a_path_and_comes_first(tmp_path):
