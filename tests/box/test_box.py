@@ -108,6 +108,12 @@ def test_generate_and_a_session_write_the_same(model):
         assert printed.stdout == "".join(Session(*model).feed(PROMPT).generate_text(40, **same))
 
 
+def test_its_likeliest_text_is_the_same_everywhere(model):
+    """The closest choice is between logits 0.05 apart: rounding on another machine is far smaller."""
+    text = "".join(Session(*model).feed("The people of the United States").generate_text(60, temperature=0))
+    assert text == " and the people of the United States are not all the people "
+
+
 def test_it_goes_on_from_a_saved_state(tmp_path):
     options = ["--tokens", "20", "--temperature", "0", "--device", "cpu"]
     read = varla("generate", "tiny", "--prompt", PROMPT, "--tokens", "0", "--save-state", tmp_path / "state")
