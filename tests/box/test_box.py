@@ -15,6 +15,7 @@ from tests.cli.cases import refused, varla
 from varla import Session
 from varla.box import MODELS, model_folder
 from varla.lm.folder import FolderError, load_folder, load_model
+from varla.lm.training import build_model
 from varla.models import VarlaForCausalLM
 from varla.runs.settings import load
 
@@ -107,6 +108,12 @@ def test_generate_and_a_session_write_the_same(model):
         assert printed.stdout == "".join(Session(*model).feed(PROMPT).generate_text(40, **same))
 
 
+def test_its_likeliest_text_is_the_same_everywhere(model):
+    """The closest choice is between logits 0.05 apart: rounding on another machine is far smaller."""
+    text = "".join(Session(*model).feed("The people of the United States").generate_text(60, temperature=0))
+    assert text == " and the people of the United States are not all the people "
+
+
 def test_it_goes_on_from_a_saved_state(tmp_path):
     options = ["--tokens", "20", "--temperature", "0", "--device", "cpu"]
     read = varla("generate", "tiny", "--prompt", PROMPT, "--tokens", "0", "--save-state", tmp_path / "state")
@@ -126,6 +133,12 @@ def test_watch_has_its_name(tmp_path):
 def test_transformers_loads_its_folder():
     assert VarlaForCausalLM.from_pretrained(model_folder("tiny")).config.eos_token_id == 256
     assert load_model("tiny").config.max_position_embeddings == RECORD["settings"]["data"]["context"]
+
+
+def test_it_can_be_trained_further(model):
+    further = build_model({"folder": "tiny"}, 257, model[1], 2048)
+    assert {p.dtype for p in further.parameters()} == {torch.float32}
+    assert further.config.max_position_embeddings == 2048
 
 
 def test_a_path_stays_a_path_and_comes_first(tmp_path):
