@@ -82,6 +82,6 @@ def card(record: Mapping[str, Any]) -> str:
         context=context,
         seen=seen / 1e6,
         times=seen / text["train"]["bytes"],
-        speed=f"It took {seen / speed:.0f} seconds on {machine}.",
+        speed=f"It took about {seen / speed / 60:.1f} minutes on {machine}.",
         scores="\n".join(f"| {length} | {each['bits per byte']:.3f} |" for length, each in record["scores"].items()),
     )

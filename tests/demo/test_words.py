@@ -86,3 +86,12 @@ def test_results_without_any_recall_are_not_ranked():
     assert "no mechanism recalls yet: the best is right at 5%" in headline
     assert "ahead" not in " ".join([headline, *more])
     assert "--steps" in more[0]
+
+
+def test_overlapping_ranges_are_named():
+    apart = {"gated-vla": (0.9, 0.95, 0.99), "gated-deltanet": (0.6, 0.62, 0.64), "deltanet": (0.63, 0.7, 0.71)}
+    assert "overlap" not in " ".join(sentences(results(apart)))
+    one = sentences(results({**apart, "deltanet": (0.1, 0.2, 0.9)}))[1]
+    assert one.endswith("Its range and that of deltanet overlap: so few seeds do not settle it.")
+    both = sentences(results({**apart, "gated-vla": (0.61, 0.95, 0.99), "deltanet": (0.1, 0.2, 0.9)}))[1]
+    assert both.endswith("Its range and that of gated-deltanet and of deltanet overlap: so few seeds do not settle it.")

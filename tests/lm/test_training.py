@@ -79,14 +79,27 @@ def test_the_record_says_what_was_done(run):
     assert read_settings(folder).to_dict() == record["settings"]
 
 
-def test_it_goes_on_to_the_same_numbers(run, text, tmp_path):
+def test_it_goes_on_to_the_same_numbers(run, text, tmp_path, monkeypatch):
     folder, _ = run
+    original, results = training.SavingTrainer.train, []
+    monkeypatch.setattr(
+        training.SavingTrainer,
+        "train",
+        lambda *given, **named: results.append(original(*given, **named)) or results[-1],
+    )
     again = tmp_path / "again"
     shutil.copytree(folder, again)
     shutil.rmtree(again / "checkpoint-6")
     shutil.rmtree(again / "model")
     (again / "record.json").unlink()
-    train(settings(text), again, resume=True)
+    begun = max(int(each.name.removeprefix("checkpoint-")) for each in again.glob("checkpoint-*"))
+    record = train(settings(text), again, resume=True)
+    rows, context = (
+        record["settings"][part][name] for part, name in (("train", "per_device_train_batch_size"), ("data", "context"))
+    )
+    made = (record["steps"] - begun) * rows * context
+    assert 0 < begun < record["steps"]
+    assert record["tokens/s"] * results[0].metrics["train_runtime"] == pytest.approx(made, rel=0.01)
     assert losses(again) == losses(folder)
     a, b = (AutoModelForCausalLM.from_pretrained(each / "model").state_dict() for each in (folder, again))
     assert all(torch.equal(a[name], b[name]) for name in a)

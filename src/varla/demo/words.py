@@ -33,6 +33,11 @@ def seeds_ahead(one: Result, other: Result) -> int:
     return sum(mine.accuracy > theirs.accuracy for mine, theirs in zip(one.runs, other.runs, strict=True))
 
 
+def overlap(one: Result, other: Result) -> bool:
+    """Whether some seed of one recalls no more than some seed of the other, and the other way round."""
+    return one.range[0] <= other.range[1] and other.range[0] <= one.range[1]
+
+
 def _headline(found: Mapping[str, Result]) -> str:
     softmax, ours = found["softmax"], found[OURS]
     best = max((each for each in found.values() if each is not softmax), key=lambda result: result.accuracy)
@@ -49,7 +54,9 @@ def _same_heads(found: Mapping[str, Result]) -> str:
         f"{name} ({_span(found[name])}) with {seeds_ahead(ours, found[name])} of {len(ours.runs)} seeds"
         for name in SAME_HEADS
     ]
-    return f"With the same head size, {OURS} ({_span(ours)}) recalls more than {', and more than '.join(parts)}."
+    close = [name for name in SAME_HEADS if overlap(ours, found[name])]
+    doubt = f" Its range and that of {' and of '.join(close)} overlap: so few seeds do not settle it." if close else ""
+    return f"With the same head size, {OURS} ({_span(ours)}) recalls more than {', and more than '.join(parts)}.{doubt}"
 
 
 def _same_bytes(found: Mapping[str, Result]) -> str:

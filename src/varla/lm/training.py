@@ -114,7 +114,8 @@ def _train(
         found = {} if validation is None else evaluate(trainer.model, validation, settings)
         trainer.model.config.use_cache = use_cache  # the Trainer switches it off while it trains
         _save_model(trainer, tokenizer, folder / "model", main)
-        speed = metrics.get("train_samples_per_second")
+        begun = 0 if last is None else checkpoints.state_of(last)["global_step"]
+        speed = _rows_per_second(metrics, steps - begun)
         history = checkpoints.state_of(last)["log_history"] if trained and last else trainer.state.log_history
         record = {
             "status": FINISHED,
@@ -136,6 +137,17 @@ class LMFolder(RunFolder):
     """The files of a language model's run."""
 
     LEFTOVERS = (*RunFolder.LEFTOVERS, ".model.*", ".checkpoint-*", "checkpoint-*/.checksums.json.*", "tokens/.*")
+
+
+def _rows_per_second(metrics: Mapping[str, float], steps: int) -> float | None:
+    """Rows a second over the `steps` of this process; None if nothing was trained.
+
+    After a resumption, the speeds of transformers 5.17 count the steps of earlier processes too. Their ratio is right.
+    """
+    if not metrics.get("train_steps_per_second"):
+        return None
+    rows = round(metrics["train_samples_per_second"] / metrics["train_steps_per_second"])
+    return rows * steps / metrics["train_runtime"]
 
 
 class SavingTrainer(Trainer):  # type: ignore[misc]
