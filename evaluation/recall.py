@@ -25,7 +25,7 @@ from reproduction.records import Results, load
 from reproduction.runner import reproduce
 from reproduction.runs import FULL, QUICK, Preset, Train
 from varla.cli.output import say, show, table
-from varla.report.series import colours
+from varla.report.series import COLOURS
 
 RECORDS = Path("evaluation/results")
 RUNS = Path("runs/evaluation")
@@ -168,20 +168,27 @@ def figure(found: Sequence[Mapping[str, Any]]) -> Any:
     import altair as alt
 
     names = [name for name in DRAWN if any(point["mechanism"] == name for point in found)]
-    by_name = alt.Scale(domain=names, range=colours(names))
+    by_name = alt.Scale(domain=names, range=[COLOURS[CONTENDERS[name].mechanism] for name in names])
+    shapes = alt.Scale(domain=names, range=["square" if CONTENDERS[name].wide else "circle" for name in names])
     ink = "#808080"
-    chart = alt.Chart(alt.InlineData(values=list(found)))
-    base = chart.encode(
-        x=alt.X("bytes:Q", title="bytes of state a layer", scale=alt.Scale(type="log", domain=[1e5, 5e6]))
-        .axis(values=[1e5, 2.5e5, 1e6, 2.5e6], format="~s"),
+    base = alt.Chart(alt.InlineData(values=list(found))).encode(
+        x=alt.X("bytes:Q", title="bytes of state a layer", scale=alt.Scale(type="log", domain=[2.5e4, 6e6])).axis(
+            values=[3e4, 1e5, 3e5, 1e6, 3e6], format="~s"
+        ),
         y=alt.Y("accuracy:Q", title=f"accuracy with {found[0]['pairs']} pairs", scale=alt.Scale(domain=[0, 1])),
         color=alt.Color("mechanism:N", scale=by_name, legend=None),
-    )  # fmt: skip
-    dots = base.mark_point(filled=True, size=110, opacity=0.75)
-    words = base.mark_text(dy=-14, fontSize=13, fontWeight="bold").encode(
-        text="mechanism:N", y="mean(accuracy):Q", x="mean(bytes):Q"
     )
-    drawn = alt.layer(dots, words).properties(width=520, height=260, background="transparent")
+    dots = base.mark_point(filled=False, size=110, strokeWidth=2.5).encode(
+        shape=alt.Shape("mechanism:N", scale=shapes, legend=None)
+    )
+    # Contenders of equal bytes are named on either side of their points.
+    sides = [
+        base.transform_filter(alt.datum.mechanism == name)
+        .mark_text(align=side, dx=12 if side == "left" else -12, fontSize=13, fontWeight="bold")
+        .encode(text="mechanism:N", y="mean(accuracy):Q", x="mean(bytes):Q")
+        for name, side in ((name, "right" if CONTENDERS[name].wide else "left") for name in names)
+    ]
+    drawn = alt.layer(dots, *sides).properties(width=520, height=260, background="transparent")
     look = {"labelColor": ink, "titleColor": ink, "gridColor": ink, "gridOpacity": 0.2, "domainColor": ink}
     return drawn.configure_axis(**look, tickColor=ink, labelFontSize=12, titleFontSize=13).configure_view(stroke=None)
 

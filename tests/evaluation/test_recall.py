@@ -70,3 +70,15 @@ def test_a_run_is_recorded_and_not_made_again(tmp_path, monkeypatch, capsys):
     assert "2 runs already recorded, 0 made now, 0 left" in capsys.readouterr().out
     assert recall.main(given) == 0
     assert "gated-vla" in capsys.readouterr().out
+
+
+def test_the_figure_shows_every_recorded_run_of_its_contenders():
+    found = recall.points(load(recall.RECORDS, "full"), FULL)
+    assert {point["mechanism"] for point in found} == set(recall.DRAWN)
+    drawn = recall.FIGURE.read_text()
+    for point in found:
+        assert (
+            f"accuracy with {point['pairs']} pairs: {point['accuracy']:.12g}; mechanism: {point['mechanism']}" in drawn
+        )
+    assert drawn.count("; mechanism: ") == len(found) + len(recall.DRAWN)  # and a name for each contender
+    assert len(recall.figure(found).to_dict()["layer"]) == 1 + len(recall.DRAWN)
