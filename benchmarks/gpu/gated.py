@@ -22,13 +22,18 @@ FORMS: dict[str, tuple[tuple[str, ...], Callable[..., Tensor]]] = {
     "delta rule": (("beta",), partial(varla.delta_rule, **FEATURES)),
     "gated delta rule": (("beta", "decay"), partial(varla.delta_rule, **FEATURES)),
     "vla": (("u",), partial(varla.vla, **ALONG)),
-    "gated vla, no forgetting": (("u", "beta", "decay", "strength"), partial(varla.vla, **ALONG)),
-    "gated vla": (("u", "beta", "decay", "strength", "forget"), partial(varla.vla, **ALONG, **FORGETTING)),
+    "gated vla": (("u", "beta", "decay", "strength"), partial(varla.vla, **ALONG)),
+    "gated vla, forgetting": (("u", "beta", "decay", "strength", "forget"), partial(varla.vla, **ALONG, **FORGETTING)),
 }
 STEPS = ("deltanet", "gated-deltanet", "vla", "gated-vla")
 # (form, the form it is compared with, the most that was asked for).
-RATIOS = (("gated delta rule", "delta rule", 1.10), ("gated vla", "gated delta rule", 1.35), ("gated vla", "vla", None),
-          ("gated vla", "gated vla, no forgetting", None))  # fmt: skip
+RATIOS = (
+    ("gated delta rule", "delta rule", 1.10),
+    ("gated vla", "gated delta rule", 1.35),
+    ("gated vla, forgetting", "gated delta rule", 1.35),
+    ("gated vla", "vla", None),
+    ("gated vla, forgetting", "gated vla", None),
+)
 STEP_RATIOS = (("gated-deltanet", "deltanet", 1.10), ("gated-vla", "gated-deltanet", 1.35))
 
 

@@ -85,7 +85,8 @@ def _train(
         arguments.distributed_state.wait_for_everyone()
         if resume and main:
             checkpoints.remove_after(folder, last)
-        trained = last is not None and checkpoints.state_of(last)["global_step"] >= arguments.max_steps > 0
+        begun = 0 if last is None else checkpoints.state_of(last)["global_step"]
+        trained = last is not None and begun >= arguments.max_steps > 0
         if trained:  # it was cut short afterwards, and the Trainer would take one step more
             model = load_model(str(last))
         with _released(run, main and not resume):
@@ -114,7 +115,6 @@ def _train(
         found = {} if validation is None else evaluate(trainer.model, validation, settings)
         trainer.model.config.use_cache = use_cache  # the Trainer switches it off while it trains
         _save_model(trainer, tokenizer, folder / "model", main)
-        begun = 0 if last is None else checkpoints.state_of(last)["global_step"]
         speed = _rows_per_second(metrics, steps - begun)
         history = checkpoints.state_of(last)["log_history"] if trained and last else trainer.state.log_history
         record = {

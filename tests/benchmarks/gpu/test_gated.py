@@ -13,7 +13,7 @@ def test_every_form_and_every_step_is_timed(fake, monkeypatch):
     operators, steps = found.tables.values()
     assert [row["form"] for row in operators] == 2 * list(gated.FORMS)
     assert [row["mechanism"] for row in steps] == list(gated.STEPS)
-    assert len(found.goals) == 2 * 2 * 2 + 2
+    assert len(found.goals) == 3 * 2 * 2 + 2
     assert all(goal["met"] for goal in found.goals)
 
 

@@ -45,7 +45,11 @@ def test_the_table_of_times(shape):
 @pytest.mark.parametrize("shape", ["D=128 B=8 T=4096", "D=128 B=1 T=32768", "D=64 B=8 T=4096"])
 def test_the_table_with_gates(shape):
     found = {row["form"]: row for row in rows("gated", "bf16") if row["shape"] == shape}
-    cells = [f"{short(found[form]['forward ms'])} / {short(found[form]['both ms'])}" for form in gated.FORMS]
+    cells = [
+        f"{short(found[form]['forward ms'])} / {short(found[form]['both ms'])}" if form in found else "-"
+        for form in gated.FORMS
+    ]
+    assert set(gated.FORMS) - set(found) <= {"gated vla, forgetting"}  # not run yet
     assert f"| {shape} | {' | '.join(cells)} |" in RESULTS
 
 
