@@ -214,7 +214,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("command", nargs="?", choices=("show", "run", "draw"), default="show")
     parser.add_argument("--preset", choices=SCALES, default="quick")
     parser.add_argument("--jobs", type=int, metavar="N", help="training runs at a time")
-    parser.add_argument("--first", nargs="+", choices=CONTENDERS, default=["gated-vla"], metavar="CONTENDER")
+    parser.add_argument(
+        "--first",
+        nargs="+",
+        choices=CONTENDERS,
+        default=["gated-vla"],
+        metavar="CONTENDER",
+        help="run these before the others",
+    )
     parser.add_argument("--pairs", type=int, metavar="N", help="begin with this many pairs")
     parser.add_argument("--device", help="cpu or cuda")
     parser.add_argument("--minutes", type=float, metavar="M", help="stop and save after this time")

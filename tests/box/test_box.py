@@ -84,7 +84,7 @@ def test_the_card_names_licences_sources_and_limits():
 def test_rounding_changed_its_scores_little():
     for context, found in RECORD["scores"].items():
         before = RECORD["scores before rounding"][context]["bits per byte"]
-        assert found["bits per byte"] == pytest.approx(before, abs=0.01)
+        assert found["bits per byte"] == pytest.approx(before, abs=0.001)
 
 
 def test_it_has_learned_english(tmp_path):

@@ -92,6 +92,8 @@ def test_overlapping_ranges_are_named():
     apart = {"gated-vla": (0.9, 0.95, 0.99), "gated-deltanet": (0.6, 0.62, 0.64), "deltanet": (0.63, 0.7, 0.71)}
     assert "overlap" not in " ".join(sentences(results(apart)))
     one = sentences(results({**apart, "deltanet": (0.1, 0.2, 0.9)}))[1]
-    assert one.endswith("Its range and that of deltanet overlap: so few seeds do not settle it.")
+    assert one.endswith("The range of gated-vla overlaps that of deltanet: more seeds are needed.")
     both = sentences(results({**apart, "gated-vla": (0.61, 0.95, 0.99), "deltanet": (0.1, 0.2, 0.9)}))[1]
-    assert both.endswith("Its range and that of gated-deltanet and of deltanet overlap: so few seeds do not settle it.")
+    assert both.endswith(
+        "The range of gated-vla overlaps that of gated-deltanet and of deltanet: more seeds are needed."
+    )

@@ -85,9 +85,11 @@ def test_a_chart_in_a_fold_is_drawn_when_it_is_opened(visit, address):
 
 def test_a_chart_is_drawn_again_for_another_width(visit, address):
     page = visit(address)
+    wide = page.locator("#curves svg").bounding_box()["width"]
     page.set_viewport_size({"width": 390, "height": 800})
     page.wait_for_function("document.querySelector('#curves svg').getBoundingClientRect().width < 390")
-    page.wait_for_function("document.documentElement.scrollWidth <= 390")
+    assert 200 < page.locator("#curves svg").bounding_box()["width"] < 390 < wide
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 def test_a_point_says_what_it_is_in_the_colours_of_the_page(visit, address):

@@ -55,7 +55,7 @@ def _same_heads(found: Mapping[str, Result]) -> str:
         for name in SAME_HEADS
     ]
     close = [name for name in SAME_HEADS if overlap(ours, found[name])]
-    doubt = f" Its range and that of {' and of '.join(close)} overlap: so few seeds do not settle it." if close else ""
+    doubt = f" The range of {OURS} overlaps that of {' and of '.join(close)}: more seeds are needed." if close else ""
     return f"With the same head size, {OURS} ({_span(ours)}) recalls more than {', and more than '.join(parts)}.{doubt}"
 
 

@@ -58,7 +58,7 @@ def test_it_is_trained_rounded_scored_and_described(tmp_path, text, capsys):
     assert record["scores"].keys() == record["scores before rounding"].keys() == {"16", "32"}
     for context, each in record["scores"].items():
         before = record["scores before rounding"][context]["bits per byte"]
-        assert each["bits per byte"] == pytest.approx(before, rel=0.01)
+        assert each["bits per byte"] == pytest.approx(before, rel=1e-3)
         assert f"context {context}: {each['bits per byte']:.4f} bits per byte" in printed
     assert (folder / "README.md").read_text() == card(record)
 

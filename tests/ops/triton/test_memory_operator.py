@@ -78,7 +78,8 @@ def assert_agrees(
     assert {got[name].dtype for name in ("o", *(f"d {i}" for i in range(len(inputs))))} == {dtype}
     assert (got["S"].dtype, got["z"].dtype) == (torch.float32, torch.float64)
     errors = {name: relative(got[name], wanted[name]) for name in wanted}
-    assert not {name: error for name, error in errors.items() if not error <= tolerance}
+    limits = {f"d {i}": min(tolerance, 1e-2) for i, name in enumerate(inputs) if name == "beta"}
+    assert not {name: error for name, error in errors.items() if not error <= limits.get(name, tolerance)}
 
 
 @pytest.mark.parametrize("given", ["", "a", "beta", "a beta"])
@@ -154,14 +155,20 @@ def test_zero_directions_and_keys(given: str, up_to: int, monkeypatch: pytest.Mo
     assert_agrees(inputs, state, feature_map="identity", normalizer=False)
 
 
+def low_precision(given: str) -> float:
+    """The bound for bfloat16 inputs; that of beta's gradient stays 1e-2.
+
+    With strengths up to 2, S does not shrink where it is written, and its gradient keeps more rounding errors.
+    """
+    return 1.5e-2 if DEVICE == "cuda" and "beta" in given else 1e-2
+
+
 @each_way
 def test_low_precision_inputs(given: str, up_to: int, monkeypatch: pytest.MonkeyPatch) -> None:
     round_to_nearest(monkeypatch)
     go_token_by_token(monkeypatch, up_to)
-    # With strengths up to 2, S does not shrink where it is written, and its gradient keeps more rounding errors.
-    tolerance = 1.5e-2 if DEVICE == "cuda" and "beta" in given else 1e-2
     for options in ({}, NO_NORMALIZER, {"error": False}):
-        assert_agrees(*make(70, given), tolerance=tolerance, dtype=torch.bfloat16, **options)
+        assert_agrees(*make(70, given), tolerance=low_precision(given), dtype=torch.bfloat16, **options)
 
 
 @pytest.mark.parametrize("T", [20, 70])
@@ -173,7 +180,7 @@ def test_low_precision_with_strengths_at_and_near_zero(given: str, T: int, monke
     inputs["beta"][:, ::3] = 0
     inputs["beta"][:, 1::9] = 1e-30
     inputs["beta"][:, 2::9] = 1e-6
-    assert_agrees(inputs, state, tolerance=1.5e-2, dtype=torch.bfloat16, **NO_NORMALIZER)
+    assert_agrees(inputs, state, tolerance=low_precision(given), dtype=torch.bfloat16, **NO_NORMALIZER)
 
 
 @each_way
