@@ -11,11 +11,11 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.cli.cases import TINY, refused, varla, write
 from tests.session.cases import save, tiny
-from varla.cli.evaluate import trained as load_run
 from varla.cli.streams import visible
 from varla.lm.folder import load_folder
 from varla.lm.text import byte_tokenizer
 from varla.training import Run, build_task
+from varla.training import trained_model as load_run
 
 TEXT = "Es war ∑\neinmal"  # 17 bytes
 

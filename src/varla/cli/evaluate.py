@@ -31,23 +31,10 @@ def evaluate(
     chosen = torch.device(choose_device(device))
     check_kind(run, LAB, f"score it with `varla score {run / 'model'} TEXT` or `varla harness {run / 'model'}`")
     changed = change(training.Run(run).config(), settings or ())
-    model, found = trained(run)
+    model, found = training.trained_model(run)
     check_fits(model, changed)
     say(f"model    {found}")
     report(changed, training.evaluate(model.to(chosen), changed, chosen))
-
-
-def trained(run: Path) -> "tuple[Backbone, Path]":
-    """The model of a run with the weights of its newest checkpoint, and that checkpoint."""
-    from varla import training
-    from varla.training import checkpoint
-
-    found = checkpoint.latest(training.Run(run).checkpoints)
-    if found is None:
-        raise training.RunError(f"{run} holds no checkpoint yet: resume it with `varla train --resume {run}`")
-    model = training.build_model(training.Run(run).config())
-    checkpoint.load_weights(found, model)
-    return model, found
 
 
 def change(config: "RunConfig", settings: Sequence[str]) -> "RunConfig":

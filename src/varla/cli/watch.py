@@ -140,8 +140,8 @@ def _is_lab(folder: Path) -> bool:
 def _runs(folders: Sequence[Path], seed: int, most: int) -> list[Source]:
     import torch
 
-    from varla.cli.evaluate import check_fits, trained
-    from varla.training import Run, build_task
+    from varla.cli.evaluate import check_fits
+    from varla.training import Run, build_task, trained_model
     from varla.watch import Token
 
     config = Run(folders[0]).config()
@@ -159,7 +159,7 @@ def _runs(folders: Sequence[Path], seed: int, most: int) -> list[Source]:
 
     sources = []
     for folder in folders:
-        model, _ = trained(folder)
+        model, _ = trained_model(folder)
         check_fits(model, config)
         sources.append(Source(model.eval(), inputs, shown, words))
     return sources

@@ -12,7 +12,7 @@ from varla.runs.folder import RunError
 from varla.runs.metrics import EVAL
 from varla.runs.outcomes import FINISHED
 from varla.tasks import IGNORE
-from varla.training import Run, build_model, build_task, checkpoint, sweep
+from varla.training import Run, build_task, sweep, trained_model
 
 STEPS = 800
 SEEDS = 3  # runs of each contender
@@ -185,11 +185,7 @@ def collect(name: str, folders: Sequence[Path]) -> Result:
     """Load a contender's finished runs, and let the first model answer the example."""
     runs = [Trained(folder, Run(folder).record(), Run(folder).metrics()) for folder in folders]
     config = Run(folders[0]).config()
-    task, model = build_task(config), build_model(config)
-    newest = checkpoint.latest(Run(folders[0]).checkpoints)
-    if newest is None:
-        raise RunError(f"{folders[0]} has no checkpoint")
-    checkpoint.load_weights(newest, model)
+    task, (model, _) = build_task(config), trained_model(folders[0])
     inputs, labels = task.batch(1, torch.Generator().manual_seed(EXAMPLE))
     with torch.no_grad():
         said = torch.where(labels == IGNORE, labels, model.eval()(inputs)[0].argmax(-1))

@@ -16,7 +16,7 @@ def sentences(results: Sequence[Result]) -> list[str]:
     found = {result.name: result for result in results}
     if not any(learned(result) for result in results):
         return [
-            f"After {_steps(results)} steps no mechanism recalls yet: the best is right at {_percent(results[0])}.",
+            f"After {_steps(results)} no mechanism recalls yet: the best is right at {_percent(results[0])}.",
             f"Naming any value of the sequence is right at {NAMING_ANY:.0%}. Recall comes suddenly, after hundreds of "
             "steps: give the demo more of them with --steps, and another folder with --out.",
         ]
@@ -99,13 +99,14 @@ def _late(results: Sequence[Result]) -> list[str]:
     if not late:
         return []
     return [
-        f"Not every seed recalls after {_steps(results)} steps: {', '.join(late)}. Naming any value of the sequence is "
+        f"Not every seed recalls after {_steps(results)}: {', '.join(late)}. Naming any value of the sequence is "
         f"right at {NAMING_ANY:.0%}."
     ]
 
 
-def _steps(results: Sequence[Result]) -> int:
-    return int(results[0].runs[0].record["config"]["train"]["steps"])
+def _steps(results: Sequence[Result]) -> str:
+    count = int(results[0].runs[0].record["config"]["train"]["steps"])
+    return "1 step" if count == 1 else f"{count} steps"
 
 
 def _spoken(result: Result) -> str:

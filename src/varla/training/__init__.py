@@ -4,7 +4,7 @@ from varla.runs.folder import RunError
 from varla.runs.outcomes import Diverged, Interrupted
 from varla.runs.settings import load, override
 from varla.training.config import RunConfig, TrainConfig, complete, from_dict
-from varla.training.loop import build_model, build_task, evaluate, train
+from varla.training.loop import build_model, build_task, evaluate, train, trained_model
 from varla.training.run import Run
 
 __all__ = [
@@ -22,4 +22,5 @@ __all__ = [
     "load",
     "override",
     "train",
+    "trained_model",
 ]

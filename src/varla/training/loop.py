@@ -14,6 +14,7 @@ from varla import tasks
 from varla.backbone import Backbone, backbone_config
 from varla.layers.options import SHORT_NAMES, renamed
 from varla.runs import environment, processes
+from varla.runs.folder import RunError
 from varla.runs.metrics import eval_metric, is_eval
 from varla.runs.outcomes import DIVERGED, FAILED, FINISHED, INTERRUPTED, RUNNING, Diverged, Interrupted, Stop
 from varla.runs.reporting import WANDB, check_wandb, report_names
@@ -45,6 +46,17 @@ def build_model(config: RunConfig) -> Backbone:
         if getattr(made, name) < least:
             raise ValueError(f"model.{name} must be at least {least} for this task, got {getattr(made, name)}")
     return Backbone(made, seed=config.seed)
+
+
+def trained_model(folder: Path) -> tuple[Backbone, Path]:
+    """The model of a run with the weights of its newest checkpoint, and that checkpoint."""
+    run = Run(folder)
+    found = checkpoint.latest(run.checkpoints)
+    if found is None:
+        raise RunError(f"{folder} holds no checkpoint yet: resume it with `varla train --resume {folder}`")
+    model = build_model(run.config())
+    checkpoint.load_weights(found, model)
+    return model, found
 
 
 def score(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
