@@ -24,9 +24,14 @@ if not torch.cuda.is_available():  # kernels run in Triton's interpreter, which 
 # Tests that take longest. They run first: one of them at the end would leave all processes but one idle.
 LONGEST = (
     "two_hundred_thousand_steps",
+    "compiled_forward_and_decode",
     "at_8192_tokens",
     "killed_at_twenty",
     "two_processes",
+    "compiled_in_one_graph_forward_and_backward",
+    "cells_run_in_order",
+    "leave_small_records_and_repeat",
+    "sharding_that_would_not_happen",
 )
 
 

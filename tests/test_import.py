@@ -23,29 +23,53 @@ print(json.dumps({"seconds": time.process_time() - start, "new": sorted(set(sys.
 """
 
 
-def import_varla():
-    result = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+MODULES = ("varla", "varla.cli", "varla.cli.main", "varla.runs.outcomes")
+# One after the other: a module that loads torch is the first after which it is there.
+LAZILY = f"""
+import json, sys
+from importlib import import_module
+early = []
+for module in {MODULES}:
+    import_module(module)
+    early.append("torch" in sys.modules)
+import varla
+varla.vla
+print(json.dumps({{"early": early, "late": "torch" in sys.modules}}))
+"""
+
+
+def result_of(script):
+    """What a new process prints: most of its time goes into loading torch, so the tests share results."""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     return json.loads(result.stdout)
 
 
-def test_import_adds_less_than_a_third_of_a_second_to_torch():
-    """Of processor time: a busy machine does not count."""
-    assert any(import_varla()["seconds"] < 0.3 for _ in range(3))
+@pytest.fixture(scope="module")
+def imported():
+    return result_of(SCRIPT)
 
 
-def test_import_loads_no_compiler_and_no_framework():
+@pytest.fixture(scope="module")
+def lazily():
+    return result_of(LAZILY)
+
+
+def test_import_adds_less_than_a_third_of_a_second_to_torch(imported):
+    """Of processor time, the least of a few starts: what else runs on the machine only adds to it."""
+    assert imported["seconds"] < 0.3 or any(result_of(SCRIPT)["seconds"] < 0.3 for _ in range(5))
+
+
+def test_import_loads_no_compiler_and_no_framework(imported):
     heavy = {"triton", "transformers", "matplotlib", "scipy", "torch._inductor", "torch._dynamo", "accelerate"}
-    new = import_varla()["new"]
+    new = imported["new"]
     assert "varla.ops.vla" in new
     assert not [name for name in new if name in heavy or name.split(".")[0] in heavy]
 
 
-@pytest.mark.parametrize("module", ["varla", "varla.cli", "varla.cli.main", "varla.runs.outcomes"])
-def test_torch_is_loaded_only_when_it_is_needed(module):
-    loaded = "print('torch' in sys.modules)"
-    script = f"import sys, varla, {module}; {loaded}; varla.vla; {loaded}"
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert result.stdout.split() == ["False", "True"]
+@pytest.mark.parametrize("module", MODULES)
+def test_torch_is_loaded_only_when_it_is_needed(module, lazily):
+    assert lazily["early"][MODULES.index(module)] is False
+    assert lazily["late"] is True
 
 
 def test_the_package_never_imports_what_stands_beside_it(request):
@@ -79,6 +103,6 @@ def test_a_script_beside_the_clone_finds_the_package_not_the_clone(tmp_path):
     """Python takes a folder `varla` beside the script for an empty package, unless it finds a real one."""
     (tmp_path / "varla").symlink_to(SOURCE.parent)
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    command = [sys.executable, "-c", "import varla; print(varla.vla.__module__)"]
+    command = [sys.executable, "-c", "import varla.cli; print(varla.vla.__module__, varla.cli.__file__)"]
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "varla.ops.vla"
+    assert result.stdout.split() == ["varla.ops.vla", str(SOURCE / "varla" / "cli" / "__init__.py")]

@@ -18,7 +18,7 @@ ROOMS = (
     "layers",
     "backbone",
     "models",
-    "session tasks",
+    "parallel session tasks",
     "training",
     "lm report watch",
     "demo doctor",

@@ -15,7 +15,16 @@ ENTRIES = {
     for page in (DOCS / "reference").glob("*.md")
     for name in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
 }
-PUBLIC = ("varla", "varla.layers", "varla.models", "varla.session", "varla.tasks", "varla.training", "varla.backbone")
+PUBLIC = (
+    "varla",
+    "varla.layers",
+    "varla.models",
+    "varla.session",
+    "varla.tasks",
+    "varla.training",
+    "varla.backbone",
+    "varla.parallel",
+)
 # Names that have an entry under another package: one entry a thing.
 ELSEWHERE = {
     "varla.session.Session": "varla.Session",

@@ -24,15 +24,25 @@ def test_the_auto_classes_know_the_family():
     assert type(AutoModelForSequenceClassification.from_config(config())) is VarlaForSequenceClassification
 
 
-def test_without_transformers_the_import_says_what_to_install():
-    script = "import sys; sys.modules['transformers'] = None; import varla, varla.layers; import varla.models"
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert result.returncode == 1
-    assert "ImportError: varla.models needs Hugging Face transformers: pip install" in result.stderr
-    assert "in a clone" in result.stderr, "varla is not on a package index"
+SCRIPT = """
+import sys, varla, varla.layers, varla.training, varla.backbone
+print("transformers" in sys.modules)
+sys.modules["transformers"] = None
+import varla.models
+"""
 
 
-def test_the_lab_needs_no_transformers():
-    script = "import sys, varla.training, varla.backbone; print('transformers' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "False"
+@pytest.fixture(scope="module")
+def without():
+    """A process that imports the lab, and then the family where there is no transformers."""
+    return subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
+
+
+def test_without_transformers_the_import_says_what_to_install(without):
+    assert without.returncode == 1
+    assert "ImportError: varla.models needs Hugging Face transformers: pip install" in without.stderr
+    assert "in a clone" in without.stderr, "varla is not on a package index"
+
+
+def test_the_lab_needs_no_transformers(without):
+    assert without.stdout.strip() == "False"

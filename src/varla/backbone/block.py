@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from varla.layers import Layer, LayerState
 from varla.layers.base import Recorder
 from varla.ops.gate import gated
+from varla.ops.split import Packing
 
 
 class Block(nn.Module):
@@ -35,7 +36,7 @@ class Block(nn.Module):
         self,
         x: Tensor,
         state: LayerState | None,
-        cu_seqlens: Tensor | None,
+        cu_seqlens: Packing,
         record: Recorder | None = None,
     ) -> tuple[Tensor, LayerState]:
         """x [B, T, d_model] to (x [B, T, d_model], state). `record` is for the mixer, see `Layer`."""

@@ -16,7 +16,7 @@ from varla.layers.state import LayerState
 from varla.layers.writes import Writes
 from varla.ops import State
 from varla.ops.gate import gated
-from varla.ops.packing import check_packing
+from varla.ops.split import Packing, check_tokens
 
 FLOAT32, WIDE = 4, 8  # bytes of a number; WIDE is float64 or int64
 Recorder = Callable[[Tensor], Tensor]  # gets attention weights, and returns those to continue with
@@ -80,7 +80,7 @@ class Layer(nn.Module, ABC):
         self,
         x: Tensor,
         state: LayerState | None = None,
-        cu_seqlens: Tensor | None = None,
+        cu_seqlens: Packing = None,
         attention_mask: Tensor | None = None,
         record: Recorder | None = None,
     ) -> tuple[Tensor, LayerState]:
@@ -89,7 +89,7 @@ class Layer(nn.Module, ABC):
         Args:
             x: the inputs.
             state: what an earlier call returned.
-            cu_seqlens: as for `varla.vla`: B = 1, states of N rows.
+            cu_seqlens: as for `varla.vla`: B = 1, states of N rows. Or a `varla.ops.Split`: x are this rank's tokens.
             attention_mask: [B, T], 0 for padding. It is not read, wherever it stands: it changes neither the state nor
                 other outputs, and its own outputs are 0. With a state, the mask is of these T tokens alone.
             record: a softmax layer passes its attention weights through it, see `mix_recorded`.
@@ -106,7 +106,7 @@ class Layer(nn.Module, ABC):
         return layout.unpack(y), state
 
     def _mixed(
-        self, x: Tensor, state: LayerState | None, cu_seqlens: Tensor | None, record: Recorder | None
+        self, x: Tensor, state: LayerState | None, cu_seqlens: Packing, record: Recorder | None
     ) -> tuple[Tensor, LayerState]:
         """`forward` of inputs without padding."""
         convolved, q, k, v, conv = self._project(x, state, cu_seqlens)
@@ -122,11 +122,11 @@ class Layer(nn.Module, ABC):
             raise ValueError(f"x must have shape [B, T, d_model = {self.d_model}], got {list(x.shape)}")
 
     def _project(
-        self, x: Tensor, state: LayerState | None, cu_seqlens: Tensor | None
+        self, x: Tensor, state: LayerState | None, cu_seqlens: Packing
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         """(x after the convolution, q, k [B, T, H, head_dim], v [B, T, H, value_dim], state of the convolution)."""
         self._check_shape(x)
-        check_packing(cu_seqlens, x.shape[0], x.shape[1], x.device)
+        check_tokens(cu_seqlens, x.shape[0], x.shape[1], x.device)
         conv = None
         if self.conv is not None:
             x, conv = self.conv(x, None if state is None else state.conv, cu_seqlens)
@@ -137,9 +137,7 @@ class Layer(nn.Module, ABC):
         return x.view(*x.shape[:2], self.n_heads, x.shape[-1] // self.n_heads)
 
     @abstractmethod
-    def mix(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, memory: Any, cu_seqlens: Tensor | None
-    ) -> tuple[Tensor, State]:
+    def mix(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, memory: Any, cu_seqlens: Packing) -> tuple[Tensor, State]:
         """The mechanism itself: raw q, k [B, T, H, D], v [B, T, H, Dv] to (o [B, T, H, Dv], state).
 
         `memory` is the state that an earlier call returned, or None.
@@ -148,6 +146,9 @@ class Layer(nn.Module, ABC):
     def mix_recorded(self, record: Recorder, *inputs: Any) -> tuple[Tensor, State]:
         """`mix`, with attention weights passed through `record`. Recurrent mechanisms have none."""
         return self.mix(*inputs)
+
+    def check_ranks(self, ranks: int) -> None:
+        """Raise a ValueError if the tokens of this layer cannot be spread over so many ranks."""
 
     def state_size(self, T: int) -> int:
         """Bytes of one sequence's state after T tokens, for float32 inputs."""

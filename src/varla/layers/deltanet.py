@@ -9,6 +9,7 @@ from varla.layers.base import Layer
 from varla.layers.writes import Rule, Writes
 from varla.ops import DeltaRuleState, delta_rule
 from varla.ops.features import unit
+from varla.ops.split import Packing
 
 
 class DeltaNet(Layer):
@@ -24,7 +25,7 @@ class DeltaNet(Layer):
         self.beta = nn.Linear(d_model, n_heads, bias=self.q.bias is not None)
 
     def mix(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, memory: Any, cu_seqlens: Tensor | None
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, memory: Any, cu_seqlens: Packing
     ) -> tuple[Tensor, DeltaRuleState]:
         """See Layer."""
         beta = self.beta(x).sigmoid()

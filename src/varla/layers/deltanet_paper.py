@@ -15,6 +15,8 @@ from varla.layers.base import Layer
 from varla.layers.writes import Rule, Writes
 from varla.ops import DeltaRuleState, decayed_delta_rule
 from varla.ops.features import feature, unit
+from varla.ops.memory.ranks import refuse_channels
+from varla.ops.split import Packing
 
 GATES = ("scalar", "channel")
 
@@ -35,7 +37,7 @@ class PaperDeltaNet(Layer):
         self.gate = nn.Linear(d_model, gates, bias=self.q.bias is not None)
 
     def mix(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, memory: Any, cu_seqlens: Tensor | None
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, memory: Any, cu_seqlens: Packing
     ) -> tuple[Tensor, DeltaRuleState]:
         """See Layer."""
         gate = self.gate(x)
@@ -43,6 +45,11 @@ class PaperDeltaNet(Layer):
             feature(q, "elu1"), k, v, logsigmoid(gate.reshape(v.shape) if self.per_channel else gate),
             initial_state=memory, return_state=True, cu_seqlens=cu_seqlens,
         )  # fmt: skip
+
+    def check_ranks(self, ranks: int) -> None:
+        """See Layer."""
+        if self.per_channel:
+            refuse_channels()
 
     def written(self, x: Tensor, k: Tensor, v: Tensor) -> Writes:
         """See Layer."""

@@ -7,6 +7,7 @@ from torch import Tensor
 from varla.layers.gates import GatedLayer
 from varla.layers.writes import Rule, Writes
 from varla.ops import DeltaRuleState, delta_rule
+from varla.ops.split import Packing
 
 
 class GatedDeltaNet(GatedLayer):
@@ -20,7 +21,7 @@ class GatedDeltaNet(GatedLayer):
     state_class = DeltaRuleState
 
     def mix(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, memory: Any, cu_seqlens: Tensor | None
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, memory: Any, cu_seqlens: Packing
     ) -> tuple[Tensor, DeltaRuleState]:
         """See Layer."""
         gates = self.gates(x, q.dtype)

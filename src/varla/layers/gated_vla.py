@@ -10,6 +10,7 @@ from varla.layers.gates import CopiedLinear, GatedLayer, PenaltyStrength
 from varla.layers.vla import decodes, penalty_readings
 from varla.layers.writes import Writes, penalised
 from varla.ops import ForgettingState, State, VLAState, vla, vla_step
+from varla.ops.split import Packing
 from varla.ops.vla import VLASettings
 
 U_INITS = ("keys", "drawn")
@@ -93,9 +94,7 @@ class GatedVLA(GatedLayer):
         """See Layer. `forget` is the decay."""
         return {name: gate for name, gate in super().gate_readings(x).items() if name != "forget"}
 
-    def mix(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, memory: Any, cu_seqlens: Tensor | None
-    ) -> tuple[Tensor, State]:
+    def mix(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, memory: Any, cu_seqlens: Packing) -> tuple[Tensor, State]:
         """See Layer."""
         u = self.heads(self.u(x))
         gates = self.gates(x, q.dtype)

@@ -8,6 +8,7 @@ from varla.layers.base import Layer
 from varla.layers.writes import Rule, Writes
 from varla.ops import LinearAttentionState, linear_attention
 from varla.ops.features import feature
+from varla.ops.split import Packing
 
 
 class LinearAttention(Layer):
@@ -18,7 +19,7 @@ class LinearAttention(Layer):
     state_class = LinearAttentionState
 
     def mix(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, memory: Any, cu_seqlens: Tensor | None
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, memory: Any, cu_seqlens: Packing
     ) -> tuple[Tensor, LinearAttentionState]:
         """See Layer."""
         return linear_attention(q, k, v, initial_state=memory, return_state=True, cu_seqlens=cu_seqlens)

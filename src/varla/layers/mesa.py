@@ -11,6 +11,7 @@ from varla.layers.vla import decodes
 from varla.layers.writes import Rule, Writes
 from varla.ops import MesaState, State, mesa, mesa_step
 from varla.ops.directions.settings import LOSS, DirectionSettings
+from varla.ops.split import Packing
 
 
 class Mesa(GatedLayer):
@@ -49,7 +50,7 @@ class Mesa(GatedLayer):
         return {"beta": self.beta(x).to(dtype), "decay": self.decay(x).clamp(min=self.lowest).to(dtype)}
 
     def mix(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, memory: Any, cu_seqlens: Tensor | None
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, memory: Any, cu_seqlens: Packing
     ) -> tuple[Tensor, MesaState]:
         """See Layer."""
         gates = self.gates(x, q.dtype)

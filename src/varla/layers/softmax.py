@@ -13,6 +13,7 @@ from varla.layers.base import Layer, Recorder
 from varla.ops import State
 from varla.ops.packing import pad_packed, unpad_packed
 from varla.ops.rotary import angles, rotate
+from varla.ops.split import Packing, Split, local
 
 
 class KVState(State):
@@ -140,13 +141,28 @@ class SoftmaxAttention(Layer):
         self.rotary = rotary
 
     def mix(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, memory: Any, cu_seqlens: Tensor | None
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, memory: Any, cu_seqlens: Packing
     ) -> tuple[Tensor, KVState]:
-        """See Layer. The cache of packed sequences is padded to the longest of them."""
-        return self._mix(None, q, k, v, memory, cu_seqlens)
+        """See Layer. The cache of packed sequences is padded to the longest of them.
+
+        Where tokens are spread over ranks, every rank attends with some of the heads to all tokens, and its state is
+        the cache of these heads.
+        """
+        if not isinstance(cu_seqlens, Split) or cu_seqlens.ranks == 1:
+            return self._mix(None, q, k, v, memory, local(cu_seqlens))
+        if memory is not None:
+            raise ValueError("softmax attention over ranks has no initial state: its cache is not split")
+        split = cu_seqlens
+        self.check_ranks(split.ranks)
+        everything = None if split.offsets is None else torch.tensor(split.offsets)
+        q, k, v = (split.to_heads(x) for x in (q, k, v))
+        o, state = self._mix(None, q, k, v, None, everything)
+        return split.to_tokens(o), state
 
     def mix_recorded(self, record: Recorder, *inputs: Any) -> tuple[Tensor, KVState]:
         """See Layer. The weights are [B, H, T, cached + T]; of N packed sequences [N, H, longest, cached + longest]."""
+        if isinstance(inputs[-1], Split):
+            raise ValueError("attention weights are not recorded where tokens are spread over ranks")
         return self._mix(record, *inputs[1:])
 
     def _mix(
@@ -171,6 +187,11 @@ class SoftmaxAttention(Layer):
             return causal_packed(q, k, v, cu_seqlens.diff().tolist()), new
         o, state = attend_and_append(pad_packed(q, cu_seqlens), memory, new, record)
         return unpad_packed(o, cu_seqlens), state
+
+    def check_ranks(self, ranks: int) -> None:
+        """See Layer: every rank gets as many heads."""
+        if self.n_heads % ranks:
+            raise ValueError(f"softmax attention splits heads over ranks: {ranks} must divide {self.n_heads} heads")
 
     def readings(self, memory: State, k: Tensor) -> dict[str, Tensor]:
         """The norm of the newest key: softmax attention has no matrix to watch."""

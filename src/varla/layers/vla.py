@@ -11,6 +11,7 @@ from varla.ops import State, VLAState, vla, vla_step
 from varla.ops.algebra import apply, dot
 from varla.ops.directions.gain import write_direction
 from varla.ops.features import Features
+from varla.ops.split import Packing
 from varla.ops.vla import VLASettings
 
 
@@ -40,7 +41,7 @@ class VLA(Layer):
         self.u = nn.Linear(width, width, bias=self.q.bias is not None)
 
     def mix(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, memory: Any, cu_seqlens: Tensor | None
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, memory: Any, cu_seqlens: Packing
     ) -> tuple[Tensor, VLAState]:
         """See Layer."""
         u = self.heads(self.u(k.flatten(2)))
@@ -58,7 +59,7 @@ class VLA(Layer):
         return penalised(self.settings, k, v, self.heads(self.u(k.flatten(2))))
 
 
-def decodes(k: Tensor, cu_seqlens: Tensor | None) -> bool:
+def decodes(k: Tensor, cu_seqlens: Packing) -> bool:
     """Whether keys [B, T, H, D] are one token without gradients: `vla_step` is then one kernel on a GPU."""
     one = k.shape[1] == 1 and cu_seqlens is None
     return one and not torch.is_grad_enabled() and not torch.compiler.is_compiling()

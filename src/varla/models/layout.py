@@ -5,6 +5,7 @@ The real tokens are laid end to end in one row (`varla.layers.layout`), once for
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch.nn.functional import pad
 from varla.layers.layout import BOTH, Layout, check_mask, real_tokens
 from varla.models.checks import IGNORED, check_tensor
 from varla.ops.packing import check_packing
+from varla.ops.split import Packing, Split
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ def find_layout(
     device: torch.device,
     attention_mask: Tensor | None,
     position_ids: Tensor | None,
-    cu_seqlens: Tensor | None,
+    cu_seqlens: Packing,
     past: int,
 ) -> ModelLayout | None:
     """How to read a batch of [B, T] tokens after `past` others. None: read all, each row as one sequence.
@@ -159,6 +161,9 @@ def find_layout(
     how transformers' collators mark the beginning of a packed sequence.
     """
     B, T = batch
+    if isinstance(cu_seqlens, Split):
+        cu_seqlens.check(B, T)
+        return None
     if cu_seqlens is not None:
         if attention_mask is not None:
             raise ValueError(BOTH)
@@ -174,6 +179,14 @@ def find_layout(
     if keep is None:
         return None
     return ModelLayout((B, T), *real_tokens(keep, device), T)
+
+
+def check_split(attention_mask: Any, position_ids: Any, cache: Any, use_cache: bool | None) -> None:
+    """Raise a ValueError if a batch of this rank's tokens comes with what a split does not know."""
+    if attention_mask is not None or position_ids is not None:
+        raise ValueError("tokens spread over ranks have no attention_mask or position_ids: their split has all offsets")
+    if cache is not None or use_cache:
+        raise ValueError("tokens spread over ranks have no cache: give no past_key_values, and use_cache=False")
 
 
 def _packed(starts: Tensor, keep: Tensor | None) -> ModelLayout | None:

@@ -19,8 +19,9 @@ from varla.models.cache import VarlaCache, signature, tokens_seen
 from varla.models.checks import IGNORED, check_embeds, check_ids, check_kept, check_labels, check_vocabulary
 from varla.models.configuration import VarlaConfig
 from varla.models.generation import VarlaGenerationMixin
-from varla.models.layout import AttentionRecorder, ModelLayout, find_layout
+from varla.models.layout import AttentionRecorder, ModelLayout, check_split, find_layout
 from varla.models.pretrained import VarlaPreTrainedModel
+from varla.ops.split import Packing, Split
 
 
 class VarlaBlock(GradientCheckpointingLayer, Block):  # type: ignore[misc]
@@ -66,7 +67,7 @@ class VarlaModel(VarlaPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
-        cu_seqlens: Tensor | None = None,
+        cu_seqlens: Packing = None,
     ) -> Any:
         """Hidden states of a batch: BaseModelOutputWithPast, or a tuple with return_dict=False.
 
@@ -83,7 +84,8 @@ class VarlaModel(VarlaPreTrainedModel):
                 the last is after the final norm.
             output_attentions: also return the weights of the softmax layers, [B, heads, T, past + T] each; recurrent
                 layers have none. A cache does not hold padding: its tokens come first among the `past`.
-            cu_seqlens: [N + 1] offsets that pack N sequences into B = 1. The cache then has N rows.
+            cu_seqlens: [N + 1] offsets that pack N sequences into B = 1. The cache then has N rows. Or a
+                `varla.ops.Split`: the batch holds this rank's tokens, and there is no cache.
         """
         if getattr(self, "_is_replica", False):
             raise ValueError(
@@ -93,6 +95,10 @@ class VarlaModel(VarlaPreTrainedModel):
         x = self._embed(input_ids, inputs_embeds)
         cache = past_key_values
         past = tokens_seen(cache)
+        split = cu_seqlens if isinstance(cu_seqlens, Split) else None
+        if split is not None:
+            check_split(attention_mask, position_ids, cache, use_cache)
+            use_cache = False
         layout = find_layout(x.shape[:2], x.device, attention_mask, position_ids, cu_seqlens, past)
         if use_cache is None:
             use_cache = cache is not None or (self.config.use_cache and not self.training)
@@ -104,7 +110,7 @@ class VarlaModel(VarlaPreTrainedModel):
         output_attentions = self.config.output_attentions if output_attentions is None else output_attentions
         hidden: list[Tensor] | None = [] if output_hidden_states else None
         recorder = AttentionRecorder(layout, past) if output_attentions else None
-        x = self._blocks(x, layout, cache, use_cache, hidden, recorder)
+        x = self._blocks(x, layout, split, cache, use_cache, hidden, recorder)
         output = BaseModelOutputWithPast(
             last_hidden_state=x,
             past_key_values=cache if use_cache else None,
@@ -117,6 +123,7 @@ class VarlaModel(VarlaPreTrainedModel):
         self,
         x: Tensor,
         layout: ModelLayout | None,
+        split: Split | None,
         cache: VarlaCache | None,
         update: bool,
         hidden: list[Tensor] | None,
@@ -130,7 +137,7 @@ class VarlaModel(VarlaPreTrainedModel):
             self._check_checkpointing(before)
         if hidden is not None:
             hidden.append(x)
-        cu_seqlens = None
+        cu_seqlens: Packing = split
         if layout is not None:
             x, cu_seqlens = layout.pack(x), layout.cu_seqlens
         after: list[LayerState] = []
@@ -200,8 +207,9 @@ class VarlaForCausalLM(VarlaPreTrainedModel, VarlaGenerationMixin):
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
         logits_to_keep: int | Tensor = 0,
-        cu_seqlens: Tensor | None = None,
+        cu_seqlens: Packing = None,
         num_items_in_batch: Tensor | int | None = None,
+        targets: Tensor | None = None,
     ) -> Any:
         """Logits [B, T, vocab_size], and the loss if there are labels: CausalLMOutputWithPast, or a tuple.
 
@@ -214,8 +222,15 @@ class VarlaForCausalLM(VarlaPreTrainedModel, VarlaGenerationMixin):
             logits_to_keep: compute logits of at most this many last positions (0: all), or of these positions.
             num_items_in_batch: divide the summed loss by it; None: the mean over all predicted tokens. Trainer counts
                 labels for it: those that are not predicted must be -100.
+            targets: [B, T] in place of labels: the token that each position predicts, -100 for none. Where tokens are
+                spread over ranks, a rank does not have the token behind its last one.
         """
-        if labels is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
+        if labels is not None and targets is not None:
+            raise ValueError("give labels or targets, not both: targets are labels that are shifted already")
+        if labels is not None and isinstance(cu_seqlens, Split):
+            raise ValueError("give targets, not labels: tokens are spread over ranks, the next may be elsewhere")
+        wanted = labels if targets is None else targets
+        if wanted is not None and not (isinstance(logits_to_keep, int) and logits_to_keep == 0):
             raise ValueError("the loss needs all logits: give labels or logits_to_keep, not both")
         kept = check_kept(logits_to_keep, input_ids if inputs_embeds is None else inputs_embeds)
         past = tokens_seen(past_key_values)  # now, because the call below changes both
@@ -236,7 +251,9 @@ class VarlaForCausalLM(VarlaPreTrainedModel, VarlaGenerationMixin):
         if attention_mask is not None or labels is not None:
             layout = find_layout(hidden.shape[:2], hidden.device, attention_mask, position_ids, cu_seqlens, past)
         logits = self.lm_head(hidden[:, kept] if layout is None else layout.repeat_at_padding(hidden, kept, before))
-        loss = None if labels is None else self._loss(logits, labels, layout, num_items_in_batch)
+        if labels is not None:
+            wanted = self._shifted(logits, labels, layout, num_items_in_batch)
+        loss = None if wanted is None else self._loss(logits, wanted, num_items_in_batch)
         output = CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
@@ -246,19 +263,26 @@ class VarlaForCausalLM(VarlaPreTrainedModel, VarlaGenerationMixin):
         )
         return output.to_tuple() if return_dict is False else output
 
-    def _loss(self, logits: Tensor, labels: Tensor, layout: ModelLayout | None, count: Tensor | int | None) -> Tensor:
-        """Cross entropy of logits [B, T, V] with labels [B, T], shifted by one."""
+    def _shifted(
+        self, logits: Tensor, labels: Tensor, layout: ModelLayout | None, count: Tensor | int | None
+    ) -> Tensor:
+        """What each position of logits [B, T, V] predicts, from labels [B, T]."""
         check_labels(labels, *logits.shape[:2])
         wanted = pad(labels[:, 1:].long(), (0, 1), value=IGNORED)  # a small type may not hold it
         if layout is not None:
             wanted = wanted.masked_fill(~layout.predicts(labels.device), IGNORED)
             if count is not None:
                 layout.check_counted(labels)
+        return wanted
+
+    def _loss(self, logits: Tensor, wanted: Tensor, count: Tensor | int | None) -> Tensor:
+        """Cross entropy of logits [B, T, V] with what they predict, [B, T]."""
+        check_labels(wanted, *logits.shape[:2])
         check_vocabulary("labels", wanted, logits.shape[-1], f" or {IGNORED} (not predicted)")
         return self.loss_function(
             logits=logits,
-            labels=labels,
+            labels=wanted,
             vocab_size=logits.shape[-1],
-            shift_labels=wanted.contiguous(),
+            shift_labels=wanted.long().contiguous(),
             num_items_in_batch=count,
         )

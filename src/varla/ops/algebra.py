@@ -24,6 +24,12 @@ def symmetric(x: Tensor) -> Tensor:
     return (x + x.mT).mul_(0.5)
 
 
+def left_by_later(log_d: Tensor) -> Tensor:
+    """What the tokens behind each token leave of it: the product of their d, from the logarithms [..., T]."""
+    later = torch.cat((log_d[..., 1:], torch.zeros_like(log_d[..., :1])), -1)
+    return later.flip(-1).cumsum(-1).flip(-1).exp()
+
+
 def eye_like(x: Tensor, n: int) -> Tensor:
     """The n x n identity with x's dtype, on x's device."""
     return torch.eye(n, dtype=x.dtype, device=x.device)

@@ -13,8 +13,10 @@ from varla.ops import dispatch
 from varla.ops.checks import check_inputs
 from varla.ops.dispatch import CallOptions, Mechanism
 from varla.ops.memory import kernel_form, memory_chunk, reference_form
+from varla.ops.memory.ranks import memory_over_ranks, refuse_channels
 from varla.ops.memory.settings import MemorySettings
 from varla.ops.packing import check_packing
+from varla.ops.split import Split
 from varla.ops.state import DeltaRuleState
 
 # With a gate per channel: up to how many tokens the loop is faster than chunks (on a CPU), and tokens in a chunk.
@@ -67,6 +69,8 @@ def decayed_delta_rule(
     inputs, sizes, per_channel = _checked(q, k, v, log_gate, "B T H")
     if not per_channel:
         return dispatch.run(_DECAYED, inputs, sizes, settings, return_state, **call)
+    if isinstance(call["cu_seqlens"], Split) and call["cu_seqlens"].ranks > 1:
+        refuse_channels()
     backend, chunk_size = call.pop("backend"), call.pop("chunk_size")
     form = dispatch.choose(_CHANNELS, backend, chunk_size, sizes, q)
     if form == "chunk" and backend == "auto" and chunk_size is None and dispatch.loop_pays(sizes, CHANNEL_LOOP_TOKENS):
@@ -134,6 +138,8 @@ def _by_rows(
     return (o, DeltaRuleState(rows.S.reshape(-1, H, Dv, D), rows.t)) if return_state else o
 
 
-_DECAYED = Mechanism(DeltaRuleState, reference_form, memory_chunk, kernel_form, kernel_tokens=KERNEL_TOKENS)
+_DECAYED = Mechanism(
+    DeltaRuleState, reference_form, memory_chunk, kernel_form, ranks=memory_over_ranks, kernel_tokens=KERNEL_TOKENS
+)
 # With a gate per channel the kernels are the fastest form on a GPU at every length.
-_CHANNELS = Mechanism(DeltaRuleState, reference_form, memory_chunk, kernel_form)
+_CHANNELS = Mechanism(DeltaRuleState, reference_form, memory_chunk, kernel_form, ranks=memory_over_ranks)

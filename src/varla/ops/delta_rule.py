@@ -13,6 +13,7 @@ from varla.ops import dispatch
 from varla.ops.checks import check_gated
 from varla.ops.dispatch import CallOptions, Mechanism
 from varla.ops.memory import kernel_form, memory_chunk, reference_form
+from varla.ops.memory.ranks import memory_over_ranks
 from varla.ops.memory.settings import MemorySettings
 from varla.ops.state import DeltaRuleState
 
@@ -110,4 +111,4 @@ def _settings(**scalars: Any) -> tuple[MemorySettings]:
     return (dispatch.settings_of(MemorySettings, {**SCALARS, "normalizer": False, **scalars}),)
 
 
-_DELTA = Mechanism(DeltaRuleState, reference_form, memory_chunk, kernel_form)
+_DELTA = Mechanism(DeltaRuleState, reference_form, memory_chunk, kernel_form, ranks=memory_over_ranks)

@@ -16,6 +16,7 @@ from varla.ops.backends import backends, cannot_launch, transformed
 from varla.ops.chunk.op import ChunkOperator
 from varla.ops.custom_op import Arguments
 from varla.ops.packing import check_packing, sequence_bounds
+from varla.ops.split import Split
 from varla.ops.state import StateT, check_inplace, check_state
 
 # Below this many tokens the loop is faster than the chunk form, which has a fixed cost (python -m benchmarks.cpu).
@@ -32,7 +33,7 @@ class CallOptions(TypedDict, Generic[StateT], total=False):
     """Keywords of every operator, beside its scalars, for type checkers."""
 
     initial_state: StateT | None
-    cu_seqlens: Tensor | None
+    cu_seqlens: Tensor | Split | None
     backend: str
     chunk_size: int | None
 
@@ -47,7 +48,9 @@ class Mechanism(Generic[StateT]):
     `reference` takes (inputs [B, T, H, *], tensors of the state, token counts, *settings), all in the state's
     precision. `kernels` takes (call, tensors of the state, whether a backward follows) and imports Triton. Both return
     (outputs, tensors of the state). "auto" uses the kernels up to `kernel_tokens` tokens. `decode` takes one token
-    [B, H, *], the state and the settings; it updates the state in place and returns the outputs.
+    [B, H, *], the state and the settings; it updates the state in place and returns the outputs. `ranks` takes
+    (mechanism, inputs, sizes, settings, split, initial state, backend, chunk_size) and returns (outputs, state) of this
+    rank's tokens.
     """
 
     state: type[StateT]
@@ -56,6 +59,7 @@ class Mechanism(Generic[StateT]):
     kernels: Callable[..., Result] | None = None
     kernel_tokens: float = math.inf
     decode: Callable[..., Tensor] | None = None
+    ranks: Callable[..., tuple[Tensor, Any]] | None = None
 
 
 def defaults_of(kind: type[Any]) -> dict[str, Any]:
@@ -118,13 +122,30 @@ def run(
     return_state: bool,
     *,
     initial_state: StateT | None,
-    cu_seqlens: Tensor | None,
+    cu_seqlens: Tensor | Split | None,
     backend: str,
     chunk_size: int | None,
 ) -> Any:
     """Run an operator on checked inputs and settings: outputs [B, T, H, *], or (outputs, state) with `return_state`."""
     if not isinstance(return_state, bool):
         check_flag("return_state", return_state)
+    if isinstance(cu_seqlens, Split):
+        cu_seqlens.check(sizes["B"], sizes["T"])
+        if cu_seqlens.ranks > 1:
+            assert mechanism.ranks is not None
+            with torch.autocast(inputs[0].device.type, enabled=False):
+                found = mechanism.ranks(
+                    mechanism,
+                    inputs,
+                    sizes,
+                    settings,
+                    cu_seqlens,
+                    initial_state,
+                    backend=backend,
+                    chunk_size=chunk_size,
+                )
+            return found if return_state else found[0]
+        cu_seqlens = cu_seqlens.cu_seqlens
     first: Tensor = inputs[0]
     rows = sizes["B"] if cu_seqlens is None else check_packing(cu_seqlens, sizes["B"], sizes["T"], first.device)
     plain = "reference" if backend == "auto" and chunk_size is None and transformed(inputs) else backend
@@ -154,6 +175,43 @@ def run(
         return o
     t = t + (sizes["T"] if cu_seqlens is None else cu_seqlens.diff().to(t))
     return o, state.of((*held[:count], t))
+
+
+def begin_split(
+    mechanism: Mechanism[StateT],
+    initial_state: StateT | None,
+    sizes: Mapping[str, int],
+    settings: Sequence[Any],
+    inputs: Inputs,
+    split: Split,
+) -> StateT:
+    """The states that the sequences of this rank began with. A given state has a row for each sequence of the split."""
+    if initial_state is None:
+        return begin(mechanism, "", None, {**sizes, "B": split.check(sizes["B"], sizes["T"])}, settings, inputs)
+    rows = sizes["B"] if split.offsets is None else len(split.offsets) - 1
+    return begin(mechanism, "initial_state", initial_state, {**sizes, "B": rows}, settings, inputs).map(split.rows)
+
+
+def run_on_rank(
+    mechanism: Mechanism[StateT],
+    inputs: Inputs,
+    sizes: Mapping[str, int],
+    settings: Sequence[Any],
+    before: StateT,
+    split: Split,
+    **call: Any,
+) -> tuple[Tensor, StateT]:
+    """(outputs of this rank's tokens, state), from the state before them."""
+    found: tuple[Tensor, StateT] = run(
+        mechanism, inputs, sizes, settings, True, initial_state=before, cu_seqlens=split.cu_seqlens, **call
+    )
+    return found
+
+
+def fresh(call: Mapping[str, Any]) -> bool:
+    """Whether all sequences of a call with these keywords begin with its tokens."""
+    packing = call["cu_seqlens"]
+    return call["initial_state"] is None and not (isinstance(packing, Split) and packing.ranks > 1)
 
 
 def run_step(

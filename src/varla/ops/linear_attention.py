@@ -12,6 +12,7 @@ from varla.ops import dispatch
 from varla.ops.checks import check_inputs
 from varla.ops.dispatch import CallOptions, Mechanism
 from varla.ops.memory import kernel_form, memory_chunk, reference_form
+from varla.ops.memory.ranks import memory_over_ranks
 from varla.ops.memory.settings import MemorySettings
 from varla.ops.state import LinearAttentionState
 
@@ -70,4 +71,4 @@ def _settings(scalars: Mapping[str, Any]) -> tuple[MemorySettings]:
     return (dispatch.settings_of(MemorySettings, {**scalars, "normalize_key": False, "error": False}),)
 
 
-_LINEAR = Mechanism(LinearAttentionState, reference_form, memory_chunk, kernel_form)
+_LINEAR = Mechanism(LinearAttentionState, reference_form, memory_chunk, kernel_form, ranks=memory_over_ranks)

@@ -20,6 +20,7 @@ from varla.ops.directions.settings import DirectionSettings
 from varla.ops.dispatch import CallOptions, Mechanism
 from varla.ops.features import Features
 from varla.ops.memory import memory_chunk, reference_form
+from varla.ops.memory.ranks import memory_over_ranks
 from varla.ops.memory.settings import MemorySettings
 from varla.ops.state import DeltaRuleState, ForgettingDirectionState, MesaState
 
@@ -184,4 +185,4 @@ def _split(state: Any, name: str) -> tuple[ForgettingDirectionState | None, Delt
     return ForgettingDirectionState(state.A, state.f, state.t), DeltaRuleState(state.S, state.t)
 
 
-_SUM = Mechanism(DeltaRuleState, reference_form, memory_chunk)
+_SUM = Mechanism(DeltaRuleState, reference_form, memory_chunk, ranks=memory_over_ranks)

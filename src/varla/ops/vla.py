@@ -17,6 +17,7 @@ from varla.ops.directions.reference import directions_reference, forgetting_refe
 from varla.ops.directions.settings import DirectionOptions, DirectionSettings
 from varla.ops.dispatch import CallOptions, Held, Mechanism, Result
 from varla.ops.fused.chunk import vla_chunk, vla_forgetting_chunk
+from varla.ops.fused.ranks import vla_over_ranks
 from varla.ops.memory import kernel_form
 from varla.ops.memory.reference import memory_reference
 from varla.ops.memory.settings import MemorySettings
@@ -213,8 +214,7 @@ def vla(
         inputs = [*tensors, None, None, None, None]
     if forget is not None:
         if settings.forget_at == "beat":
-            fading = _FADING[call["initial_state"] is None]
-            return dispatch.run(fading, inputs, sizes, settings.halves, return_state, **call)
+            return dispatch.run(_FADING[dispatch.fresh(call)], inputs, sizes, settings.halves, return_state, **call)
         dispatch.refuse_kernels(call["backend"], "chunk")
         return dispatch.run(_FORGETTING, inputs, sizes, settings.halves, return_state, **call)
     return dispatch.run(_VLA, inputs[:-1], sizes, settings.halves, return_state, **call)
@@ -368,12 +368,12 @@ def _fading_kernels(call: Arguments, held: Held, keep: bool, fresh: bool) -> Res
     return o, [S, A, z, f]
 
 
-_VLA = Mechanism(VLAState, _reference, vla_chunk, _kernels, decode=_decode)
-_FORGETTING = Mechanism(ForgettingState, _forgetting_reference, vla_forgetting_chunk)
+_VLA = Mechanism(VLAState, _reference, vla_chunk, _kernels, decode=_decode, ranks=vla_over_ranks)
+_FORGETTING = Mechanism(ForgettingState, _forgetting_reference, vla_forgetting_chunk, ranks=vla_over_ranks)
 _FADING = {
     fresh: Mechanism(
         ForgettingState, _forgetting_reference, vla_forgetting_chunk, partial(_fading_kernels, fresh=fresh),
-        decode=_decode_fading,
+        decode=_decode_fading, ranks=vla_over_ranks,
     )
     for fresh in (False, True)
 }  # fmt: skip

@@ -22,6 +22,7 @@ from varla.ops.custom_op import Arguments
 from varla.ops.directions.chunk import DirectionCell, DirectionOperator
 from varla.ops.directions.fading import fading
 from varla.ops.directions.forgetting import forgetting_chunk
+from varla.ops.directions.ranks import directions_over_ranks
 from varla.ops.directions.reference import directions_reference, forgetting_reference
 from varla.ops.directions.settings import DirectionOptions, DirectionSettings
 from varla.ops.dispatch import CallOptions, Held, Mechanism, Result
@@ -94,12 +95,10 @@ def directions(
     if forget is not None:
         settings.check_forget(inputs[3])
         if settings.forget_at == "beat":
-            return dispatch.run(
-                _FADING[call["initial_state"] is None], inputs, sizes, (settings,), return_state, **call
-            )
+            return dispatch.run(FADING[dispatch.fresh(call)], inputs, sizes, (settings,), return_state, **call)
         dispatch.refuse_kernels(call["backend"], "chunk")
         return dispatch.run(FORGETTING, inputs, sizes, (settings,), return_state, **call)
-    return dispatch.run(_DIRECTIONS, inputs[:3], sizes, (settings,), return_state, **call)
+    return dispatch.run(DIRECTIONS, inputs[:3], sizes, (settings,), return_state, **call)
 
 
 def _forgetting_reference(inputs: Sequence[Any], held: Held, t: Tensor, settings: DirectionSettings) -> Result:
@@ -140,7 +139,7 @@ def prepared(inputs: Sequence[Any], settings: DirectionSettings) -> Any:
 
 
 _chunk = DirectionOperator("directions_chunk", DirectionCell, "k u strength?", "A", DirectionSettings)
-_DIRECTIONS = Mechanism(DirectionState, _reference, _chunk, _kernels)
+DIRECTIONS = Mechanism(DirectionState, _reference, _chunk, _kernels, ranks=directions_over_ranks)
 
 
 def fading_kernels(call: Arguments, held: Held, keep: bool, fresh: bool) -> Result:
@@ -163,10 +162,14 @@ def at_chunks(settings: DirectionSettings, fresh: bool) -> bool:
     return fresh and settings.beat % CHUNK == 0
 
 
-FORGETTING = Mechanism(ForgettingDirectionState, _forgetting_reference, forgetting_chunk)
-_FADING = {
+FORGETTING = Mechanism(ForgettingDirectionState, _forgetting_reference, forgetting_chunk, ranks=directions_over_ranks)
+FADING = {
     fresh: Mechanism(
-        ForgettingDirectionState, _forgetting_reference, forgetting_chunk, partial(fading_kernels, fresh=fresh)
+        ForgettingDirectionState,
+        _forgetting_reference,
+        forgetting_chunk,
+        partial(fading_kernels, fresh=fresh),
+        ranks=directions_over_ranks,
     )
     for fresh in (False, True)
 }

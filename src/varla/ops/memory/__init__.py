@@ -17,6 +17,7 @@ from varla.ops.chunk.op import ChunkOperator
 from varla.ops.custom_op import Arguments
 from varla.ops.dispatch import CallOptions, Held, Mechanism, Result
 from varla.ops.memory.chunk import MemoryCell
+from varla.ops.memory.ranks import memory_over_ranks
 from varla.ops.memory.reference import memory_reference
 from varla.ops.memory.settings import MemoryOptions, MemorySettings
 from varla.ops.state import MemoryState
@@ -76,7 +77,7 @@ def memory(
         {"a": (a, "B T H D"), "beta": (beta, "B T H"), "decay": (decay, "B T H")},
     )
     return dispatch.run(
-        _MEMORY if settings.decay_first else _DECAY_LAST, inputs, sizes, (settings,), return_state, **call
+        MEMORY if settings.decay_first else _DECAY_LAST, inputs, sizes, (settings,), return_state, **call
     )
 
 
@@ -96,5 +97,5 @@ def kernel_form(call: Arguments, held: Held, keep: bool) -> Result:
 
 
 memory_chunk = ChunkOperator("memory_chunk", MemoryCell, "q k v a? beta? decay?", "S z?", MemorySettings)
-_MEMORY = Mechanism(MemoryState, reference_form, memory_chunk, kernel_form)
-_DECAY_LAST = replace(_MEMORY, kernel_tokens=0)  # "auto" uses no kernels: they keep no z then
+MEMORY = Mechanism(MemoryState, reference_form, memory_chunk, kernel_form, ranks=memory_over_ranks)
+_DECAY_LAST = replace(MEMORY, kernel_tokens=0)  # "auto" uses no kernels: they keep no z then

@@ -45,18 +45,14 @@ def memory_kernels(call: Arguments, held: Held, keep: bool) -> Result:
     inside = settings.normalize_key and z is not None
     kind, normalize = settings.feature_map, settings.normalize_key
     (q,) = scaled_features(q, None, kind, settings.normalize_query, settings.scale_of(q.shape[-1]), v.dtype)
-    if a is None:
-        K, *scaled = scaled_features(k, beta, kind, normalize, 1.0, v.dtype)
-        along = scaled[0] if scaled else K
-    else:
-        along = a if beta is None else beta * a
+    (along,) = (a,) if a is not None else scaled_features(k, None, kind, normalize, 1.0, v.dtype)
     if a is None and not inside:
-        k = K
+        k = along
     else:
         (k,) = scaled_features(k, None, kind, normalize and not inside, 1.0, v.dtype)
     prepared = replace(settings, feature_map="identity", normalize_query=False, normalize_key=inside, scale=1.0)
     summed = S.new_zeros(*S.shape[:2], S.shape[3], dtype=torch.float64) if z is None else z
-    o, S, summed, *_ = memory_triton(q, k, v, along, None, decay, S, summed, t, cu_seqlens, prepared, keep)
+    o, S, summed, *_ = memory_triton(q, k, v, along, beta, decay, S, summed, t, cu_seqlens, prepared, keep)
     return o, [S, None if z is None else summed]
 
 
