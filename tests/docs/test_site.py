@@ -86,6 +86,8 @@ def test_internal_links_hold(site, pages):
                 target = site / path.lstrip("/")
             target = target / "index.html" if target.is_dir() else target
             assert target.is_file(), (page, link)
+            if target.name == "microscope.html":
+                continue  # its script reads the anchor: test_microscope.py
             if anchor and anchor != "__skip" and target.suffix == ".html":
                 assert anchor in pages[target].ids, (page, link)
             checked += 1

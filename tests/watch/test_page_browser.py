@@ -261,6 +261,45 @@ def test_light_and_dark(visit, two):
     assert visit(two).evaluate(back) == "rgb(255, 255, 255)"
 
 
+def chosen(page):
+    return page.evaluate("[chosen.layer, chosen.head, chosen.t, chosen.s]")
+
+
+def test_an_address_chooses_layer_head_token_and_key(visit, two):
+    page = visit(f"{two.as_uri()}#layer=1&head=2&token=12&key=4")
+    assert chosen(page) == [1, 2, 11, 3]
+    assert (page.locator("#layer").input_value(), page.locator("#head").input_value()) == ("1", "2")
+    assert page.locator("#now-text").inner_text() == f"12 of {T} “t11”"
+
+
+@pytest.mark.parametrize(
+    "hash", ["", "#", "#token=", "#token=x&key=y", "#layer=7&head=9&token=1e9x", "#token=-3&key=999"]
+)
+def test_an_address_that_names_nothing_there_does_no_harm(visit, two, hash):
+    layer, head, t, s = chosen(visit(two.as_uri() + hash))
+    assert (layer, head) == (0, 0)
+    assert 0 <= t < T
+    assert 0 <= s < T
+
+
+def test_in_a_frame_it_has_no_heading_and_the_colours_that_it_is_told(visit, open_page, two, tmp_path):  # noqa: F811
+    assert visit(two).locator("h1").is_visible()
+    (tmp_path / "outer.html").write_text(f'<link rel="icon" href="data:,"><iframe src="{two.as_uri()}"></iframe>')
+    page = open_page(tmp_path / "outer.html")
+    frame = page.frames[1]
+    ready(frame)
+    assert not frame.locator("h1").is_visible()
+    tell = "theme => document.querySelector('iframe').contentWindow.postMessage(theme, '*')"
+    for told, wanted in (
+        ({"theme": "dark"}, "dark"),
+        ({"theme": "other"}, "dark"),
+        (None, "dark"),
+        ({"theme": "light"}, "light"),
+    ):
+        page.evaluate(tell, told)
+        until(frame, f"document.documentElement.dataset.theme === '{wanted}'")
+
+
 @pytest.mark.parametrize("width", [400, 1300])
 @pytest.mark.parametrize("which", ["everything", "two"])
 def test_nothing_is_wider_than_the_screen(visit, request, which, width):

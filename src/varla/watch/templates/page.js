@@ -314,6 +314,11 @@ document.addEventListener("keydown", press);
 window.addEventListener("resize", redraw);
 const dark = matchMedia("(prefers-color-scheme: dark)");
 dark.addEventListener("change", () => theme(dark.matches ? "dark" : "light"));
+// A site that shows this page in a frame has a heading of its own, and may choose the colours.
+document.documentElement.toggleAttribute("data-framed", window.parent !== window);
+window.addEventListener("message", ({ source, data }) => {
+  if (source === window.parent && ["light", "dark"].includes(data?.theme)) theme(data.theme);
+});
 
 const microscope = {
   // The replay of a head, computed to the last token.
@@ -328,6 +333,18 @@ const microscope = {
   },
 };
 
+// What an address asks for: page.html#layer=1&head=2&token=12&key=4. Tokens count from 1, as they are shown.
+function start(asked) {
+  const [layer, head, token, key] = ["layer", "head", "token", "key"].map((name) => Number.parseInt(asked.get(name), 10));
+  for (const [id, wanted] of [["layer", layer], ["head", head]]) {
+    if (![...find(id).options].some((each) => each.value === String(wanted))) continue;
+    find(id).value = chosen[id] = wanted;
+    if (id === "layer") fillHeads();
+  }
+  go({ t: token ? token - 1 : chosen.t, s: key ? key - 1 : chosen.s });
+}
+
 fillLayers();
+start(new URLSearchParams(location.hash.slice(1)));
 theme(dark.matches ? "dark" : "light");
 select();
