@@ -13,6 +13,7 @@ again.
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -164,33 +165,49 @@ def points(results: Results, preset: Preset) -> list[dict[str, Any]]:
 
 
 def figure(found: Sequence[Mapping[str, Any]]) -> Any:
-    """Accuracy against bytes of state, as an Altair chart that is legible on white and on black."""
+    """Accuracy of every run, a row for each contender, as an Altair chart that is legible on white and on black."""
     import altair as alt
 
-    names = [name for name in DRAWN if any(point["mechanism"] == name for point in found)]
-    by_name = alt.Scale(domain=names, range=[COLOURS[CONTENDERS[name].mechanism] for name in names])
-    shapes = alt.Scale(domain=names, range=["square" if CONTENDERS[name].wide else "circle" for name in names])
-    ink = "#808080"
-    base = alt.Chart(alt.InlineData(values=list(found))).encode(
-        x=alt.X("bytes:Q", title="bytes of state a layer", scale=alt.Scale(type="log", domain=[2.5e4, 6e6])).axis(
-            values=[3e4, 1e5, 3e5, 1e6, 3e6], format="~s"
-        ),
-        y=alt.Y("accuracy:Q", title=f"accuracy with {found[0]['pairs']} pairs", scale=alt.Scale(domain=[0, 1])),
-        color=alt.Color("mechanism:N", scale=by_name, legend=None),
-    )
-    dots = base.mark_point(filled=False, size=110, strokeWidth=2.5).encode(
-        shape=alt.Shape("mechanism:N", scale=shapes, legend=None)
-    )
-    # Contenders of equal bytes are named on either side of their points.
-    sides = [
-        base.transform_filter(alt.datum.mechanism == name)
-        .mark_text(align=side, dx=12 if side == "left" else -12, fontSize=13, fontWeight="bold")
-        .encode(text="mechanism:N", y="mean(accuracy):Q", x="mean(bytes):Q")
-        for name, side in ((name, "right" if CONTENDERS[name].wide else "left") for name in names)
+    sizes = {point["mechanism"]: point["bytes"] for point in found}
+    names = [name for name in DRAWN if name in sizes]
+    # The runs of a row stand one below the other: most of them have nearly the same accuracy.
+    counts, seen = Counter(point["mechanism"] for point in found), Counter[str]()
+    dots, ink = [], "#808080"
+    for point in found:
+        name = point["mechanism"]
+        dots.append({**point, "run": names.index(name) + 0.5 + 0.13 * (seen[name] - (counts[name] - 1) / 2)})
+        seen[name] += 1
+    texts = [
+        {"mechanism": name, "row": i + 0.5, "text": [name, size(sizes[name]) + " of state"]}
+        for i, name in enumerate(names)
     ]
-    drawn = alt.layer(dots, *sides).properties(width=520, height=260, background="transparent")
-    look = {"labelColor": ink, "titleColor": ink, "gridColor": ink, "gridOpacity": 0.2, "domainColor": ink}
+    down = alt.Scale(domain=[0, len(names)], reverse=True, nice=False)
+    rows = alt.Axis(values=list(range(len(names) + 1)), labels=False, ticks=False, title=None)
+    accuracy = alt.X("accuracy:Q", title=f"accuracy with {found[0]['pairs']} pairs, a dot for each run")
+    colour = alt.Color(
+        "mechanism:N",
+        scale=alt.Scale(domain=names, range=[COLOURS[CONTENDERS[name].mechanism] for name in names]),
+        legend=None,
+    )
+    drawn = alt.layer(
+        alt.Chart(alt.InlineData(values=dots))
+        .mark_circle(size=50, opacity=1)
+        .encode(
+            x=accuracy.scale(domain=[0, 1]).axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], format=".12~g"),
+            y=alt.Y("run:Q", scale=down, axis=rows),
+            color=colour,
+        ),
+        alt.Chart(alt.InlineData(values=texts))
+        .mark_text(align="right", dx=-12, dy=-7, fontSize=13, fontWeight="bold", lineHeight=16)
+        .encode(x=alt.value(0), y=alt.Y("row:Q", scale=down, axis=rows), text="text:N", color=colour),
+    ).properties(width=350, height=60 * len(names), background="transparent", padding={"left": 30, "right": 10})
+    look = {"labelColor": ink, "titleColor": ink, "gridColor": ink, "gridOpacity": 0.25, "domainColor": ink}
     return drawn.configure_axis(**look, tickColor=ink, labelFontSize=12, titleFontSize=13).configure_view(stroke=None)
+
+
+def size(count: int) -> str:
+    """Bytes, to read: 134 kB."""
+    return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
 
 
 def headers(preset: Preset) -> list[str]:

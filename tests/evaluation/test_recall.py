@@ -1,6 +1,7 @@
 """The evaluation of recall: the same treatment for all, equal bytes of state, and a table of what is recorded."""
 
 import inspect
+import re
 
 import pytest
 
@@ -77,8 +78,16 @@ def test_the_figure_shows_every_recorded_run_of_its_contenders():
     assert {point["mechanism"] for point in found} == set(recall.DRAWN)
     drawn = recall.FIGURE.read_text()
     for point in found:
-        assert (
-            f"accuracy with {point['pairs']} pairs: {point['accuracy']:.12g}; mechanism: {point['mechanism']}" in drawn
-        )
+        accuracy = f"accuracy with {point['pairs']} pairs, a dot for each run: {point['accuracy']:.12g}; "
+        assert re.search(rf"{re.escape(accuracy)}run: [\d.]+; mechanism: {point['mechanism']}\"", drawn)
     assert drawn.count("; mechanism: ") == len(found) + len(recall.DRAWN)  # and a name for each contender
-    assert len(recall.figure(found).to_dict()["layer"]) == 1 + len(recall.DRAWN)
+    for name, size in {point["mechanism"]: point["bytes"] for point in found}.items():
+        assert f"text: {name} {recall.size(size)} of state" in drawn
+
+
+def test_dots_of_the_figure_stay_in_the_row_of_their_contender():
+    found = recall.points(load(recall.RECORDS, "full"), FULL)
+    dots = recall.figure(found).layer[0].data.values
+    places = [(recall.DRAWN.index(dot["mechanism"]), dot["run"]) for dot in dots]
+    assert all(row < place < row + 1 for row, place in places)
+    assert len(set(places)) == len(found)
