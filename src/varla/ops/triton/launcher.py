@@ -42,6 +42,7 @@ class Shape:
     stages: int  # pipeline stages of loads; shared memory limits them
     scan_stages: int  # the same for the scans
     registers: int | None  # limit per thread, for kernels that gain more from occupancy than from not spilling
+    decay_warps: int  # of `unread` with decays
     max_registers: int | None  # limit for all other kernels. Without one, ptxas for Ampere may settle for 32
 
     @classmethod
@@ -66,6 +67,7 @@ class Shape:
             stages=2 if half else 1,
             scan_stages=3 if half else 1,
             registers=128 if half else None,
+            decay_warps=4 if half and (hopper or BD < 128) else 8,
             max_registers=None if hopper else 255,
         )  # fmt: skip
 

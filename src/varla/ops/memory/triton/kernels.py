@@ -64,17 +64,6 @@ def strengths(beta, token, count, head, H, BETA: tl.constexpr):
 
 
 @triton.jit
-def gated(x, beta, decay, token, count, head, H, BETA: tl.constexpr, DECAY: tl.constexpr):
-    """Products x [t, s] of tokens t and s <= t, times the decay between them and the write strength of s."""
-    if DECAY:
-        high, low = decays(decay, token, count, head, H, CHUNK)
-        x *= between(high, low, CHUNK)
-    if BETA:
-        x *= strengths(beta, token, count, head, H, BETA)[None, :]
-    return x
-
-
-@triton.jit
 def prepare(
     q, k, v, a, beta, decay, norm, since, weight, tinv, W, tk, tv, zsum, chunks, H, D, DV,
     BD: tl.constexpr, BV: tl.constexpr, MAP: tl.constexpr, UNIT: tl.constexpr,
@@ -97,8 +86,9 @@ def prepare(
     else:
         end = tl.full([CHUNK], 1.0, tl.float32)
         tl.store(zsum + at.to(tl.int64) * D + d, tl.sum(F, 0), d < D)
+    given = strengths(beta, token, count, head, H, BETA)
     if BETA or DECAY:
-        store_column(weight, end * strengths(beta, token, count, head, H, BETA), token, count, head, H, CHUNK)
+        store_column(weight, end * given, token, count, head, H, CHUNK)
     K, inverse = normalized(F, UNIT)
     if UNIT:
         store_column(norm, tl.reshape(inverse, [CHUNK]), token, count, head, H, CHUNK)
@@ -106,16 +96,19 @@ def prepare(
     written = tl.trans(operand(rows(a, token, count, head, H, d, D, CHUNK), DOT))
     if ERROR:
         N = tl.where(i[:, None] > i[None, :], dot(K, written, DOT), 0.0)
-        N = gated(N, beta, decay, token, count, head, H, BETA, DECAY)
+        if DECAY:
+            N *= between(high, low, CHUNK)
+        N *= given[None, :]
         T = lower_inverse(N, 4, SOLVE)
         store_matrix(tinv, T, at, i, CHUNK, i, CHUNK)
     Q = operand(features(q, token, count, head, H, d, D, CHUNK, MAP), DOT)
     C = tl.where(i[:, None] >= i[None, :], dot(Q, written, DOT), 0.0)
-    C = gated(C, beta, decay, token, count, head, H, BETA, DECAY)
+    if DECAY:
+        C *= between(high, low, CHUNK)
+    C *= given[None, :]
     if ERROR:
         store_matrix(W, dot(C, T, SOLVE), at, i, CHUNK, i, CHUNK)
         if DECAY:
-            high, low = decays(decay, token, count, head, H, CHUNK)
             store_rows(tk, dot(T * tl.exp(high + low)[None, :], K, DOT), token, count, head, H, d, D, CHUNK)
             T = operand(T, DOT)
         else:

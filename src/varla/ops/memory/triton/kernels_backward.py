@@ -16,7 +16,7 @@ Without ERROR, `turn` is needed only for the gates.
 import triton
 import triton.language as tl
 
-from varla.ops.memory.triton.kernels import CHUNK, gated, inverse_of, place, strengths, times_column
+from varla.ops.memory.triton.kernels import CHUNK, inverse_of, place, strengths, times_column
 from varla.ops.triton.algebra import between, decays, dot, feature_backward, features, last_of, operand, unit_backward
 from varla.ops.triton.tiles import column, matrix, rows, store_column, store_rows
 
@@ -25,15 +25,27 @@ SHUT = tl.constexpr(1e-20)  # a write strength below this is about 0: dv / beta 
 
 
 @triton.jit
+def passing(pairs, reads, DOT: tl.constexpr):
+    """The terms of log decays' gradient [CHUNK] that pass each token, before the last of them (chunk_decay.passing).
+
+    Token t is passed by pairs [i, j] with i >= t > j, and by the reads of tokens i >= t.
+    """
+    SPLIT: tl.constexpr = "left" if DOT == "bf16" else DOT
+    i = tl.arange(0, CHUNK)
+    before = dot(pairs, tl.where(i[:, None] < i[None, :], 1.0, 0.0), SPLIT)  # [i, t]: the sum over j < t
+    return tl.sum(tl.where(i[:, None] >= i[None, :], before + reads[:, None], 0.0), 0)
+
+
+@triton.jit
 def unread(
-    q, k, a, beta, decay, E, S0, z0, do, denominator, dv, dD, reads, dzsum, dq, dbeta, chunks, H, D, DV, eps,
-    BD: tl.constexpr, BV: tl.constexpr, MAP: tl.constexpr, NORMALIZE: tl.constexpr, DOT: tl.constexpr,
-    BETA: tl.constexpr, DECAY: tl.constexpr, BY_ERROR: tl.constexpr,
+    q, k, a, beta, decay, norm, E, S0, z0, do, denominator, dv, dD, ddecay, dzsum, dq, dbeta, chunks, H, D, DV, eps,
+    BD: tl.constexpr, BV: tl.constexpr, MAP: tl.constexpr, UNIT: tl.constexpr, NORMALIZE: tl.constexpr,
+    DOT: tl.constexpr, ERROR: tl.constexpr, BETA: tl.constexpr, DECAY: tl.constexpr, BY_ERROR: tl.constexpr,
 ):  # fmt: skip
     """dq, the gradient of the denominators dD [tokens, H], and the sum of dD q over each chunk, dzsum [chunks, H, D].
 
-    With DECAY, reads [tokens, H] gets the part of q . dq that comes from S and z before the chunk. With BY_ERROR, dbeta
-    [tokens, H] gets E . dv / beta, for all beta but the smallest.
+    With DECAY, ddecay [tokens, H] gets its part from pairs of tokens of the chunk, and from q that reads the S and z
+    before it. With BY_ERROR, dbeta [tokens, H] gets E . dv / beta, for all beta but the smallest.
 
     dD needs dN . N. We compute it as q . dQ, which is equal because N = S q and dQ = S^T dN. Then dQ + dD z is
     orthogonal to q to the last bit, and the outputs, which were rounded to the inputs' dtype, are not needed.
@@ -45,7 +57,11 @@ def unread(
     past = i[:, None] >= i[None, :]
     dQ = tl.zeros([CHUNK, BD], tl.float32)
     X = tl.zeros([CHUNK, CHUNK], tl.float32)
+    Y = tl.zeros([CHUNK, CHUNK], tl.float32)
     gained = tl.zeros([CHUNK], tl.float32)
+    if DECAY:
+        high, low = decays(decay, token, count, head, H, CHUNK)
+        start = tl.exp(high + low)
     if NORMALIZE:
         under = column(denominator, token, count, head, H, CHUNK)
         inverse = inverse_of(under, eps)
@@ -59,18 +75,29 @@ def unread(
         if BY_ERROR:
             gained += tl.sum(residual * rows(dv, token, count, head, H, e, DV, CHUNK), 1)
         X = dot(g, tl.trans(residual), DOT, X)
+        if DECAY and ERROR:
+            Y = dot(-rows(dv, token, count, head, H, e, DV, CHUNK), tl.trans(residual), DOT, Y)
         dQ = dot(g, matrix(S0, at, e, DV, d, D), DOT, dQ)
     if BY_ERROR:
         given = strengths(beta, token, count, head, H, BETA)
         store_column(dbeta, gained / tl.where(tl.abs(given) < SHUT, 1.0, given), token, count, head, H, CHUNK)
     if DECAY:
-        high, low = decays(decay, token, count, head, H, CHUNK)
-        start = tl.exp(high + low)
         dQ *= start[:, None]
         old = tl.sum(dQ * features(q, token, count, head, H, d, D, CHUNK, MAP), 1)
-    X = gated(tl.where(past, X, 0.0), beta, decay, token, count, head, H, BETA, DECAY)
+    X = tl.where(past, X, 0.0)
+    if DECAY:
+        X *= between(high, low, CHUNK)
+    X *= strengths(beta, token, count, head, H, BETA)[None, :]
     dQ = dot(X, rows(a, token, count, head, H, d, D, CHUNK), DOT, dQ)
     Q = features(q, token, count, head, H, d, D, CHUNK, MAP)
+    if DECAY:
+        written = tl.trans(operand(rows(a, token, count, head, H, d, D, CHUNK), DOT))
+        pairs = dot(Q, written, DOT) * X
+        if ERROR:
+            K = times_column(features(k, token, count, head, H, d, D, CHUNK, MAP), norm, token, count, head, H, UNIT)
+            Y = tl.where(i[:, None] > i[None, :], Y, 0.0) * between(high, low, CHUNK)
+            Y *= strengths(beta, token, count, head, H, BETA)[None, :]
+            pairs += dot(K, written, DOT) * Y
     if NORMALIZE:
         along = tl.sum(Q * dQ, 1)
         F = features(k, token, count, head, H, d, D, CHUNK, MAP)
@@ -78,6 +105,7 @@ def unread(
         if DECAY:
             z = dot(between(high, low, CHUNK), F, DOT) + start[:, None] * before[None, :]
             old_z = tl.sum(Q * before[None, :], 1) * start
+            near = dot(Q, tl.trans(F), DOT) * between(high, low, CHUNK)
         else:
             z = dot(tl.where(past, 1.0, 0.0), F, DOT) + before[None, :]
         slope = tl.where((under < eps) | (i >= count), 0.0, -inverse) * along
@@ -85,11 +113,12 @@ def unread(
         store_column(dD, slope, token, count, head, H, CHUNK)
         if DECAY:
             old += slope * old_z
+            pairs += near * slope[:, None]
             tl.store(dzsum + at.to(tl.int64) * D + d, tl.sum(Q * (slope * start)[:, None], 0), d < D)
         else:
             tl.store(dzsum + at.to(tl.int64) * D + d, tl.sum(Q * slope[:, None], 0), d < D)
     if DECAY:
-        store_column(reads, old, token, count, head, H, CHUNK)
+        store_column(ddecay, passing(pairs, old, DOT), token, count, head, H, CHUNK)
     store_rows(dq, feature_backward(dQ, Q, MAP), token, count, head, H, d, D, CHUNK)
 
 
@@ -158,16 +187,6 @@ def scan_backward(
 
 
 @triton.jit
-def passing(pairs, reads, writes, whole, DOT: tl.constexpr):
-    """The gradient of log decays [CHUNK]: the sum of the terms that pass each token (chunk_decay.Decay.passing)."""
-    SPLIT: tl.constexpr = "left" if DOT == "bf16" else DOT
-    i = tl.arange(0, CHUNK)
-    before = dot(pairs, tl.where(i[:, None] < i[None, :], 1.0, 0.0), SPLIT)  # [i, t]: the sum over j < t
-    total = tl.sum(tl.where(i[:, None] >= i[None, :], before + reads[:, None], writes[:, None]), 0)
-    return total + whole
-
-
-@triton.jit
 def decayed_sum(x, initial, total, since, chunks, first, H, D, BD: tl.constexpr):
     """Replace x [chunks, H, D] by the gradient of z after each chunk, from the last chunk to the first.
 
@@ -191,7 +210,7 @@ def decayed_sum(x, initial, total, since, chunks, first, H, D, BD: tl.constexpr)
 
 @triton.jit
 def finish(
-    q, k, a, beta, decay, norm, gain, E, S0, z0, do, denominator, dD, reads, dv, dS, dz, dk, dP, dbeta, ddecay, chunks,
+    q, k, a, beta, decay, norm, gain, E, S0, z0, do, denominator, dD, dv, dS, dz, dk, dP, dbeta, ddecay, chunks,
     H, D, DV, eps,
     BD: tl.constexpr, BV: tl.constexpr, MAP: tl.constexpr, UNIT: tl.constexpr, NORMALIZE: tl.constexpr,
     GAIN: tl.constexpr, DOT: tl.constexpr, ERROR: tl.constexpr, BY_CHUNK: tl.constexpr, BETA: tl.constexpr,
@@ -200,7 +219,7 @@ def finish(
     """dP [chunks, H, CHUNK, D], or [tokens, H, D] without BY_CHUNK, and dk without the gradient through a.
 
     dP is da with the gain's backward applied; for GAIN "raw" it is da. dP and dS may share memory: a program reads its
-    own part before it writes. With gates also dbeta and ddecay [tokens, H]; `reads` is from `unread`.
+    own part before it writes. With gates also dbeta and ddecay [tokens, H], to which `unread` gave a part.
     """
     chunk, head, token, count = place(chunks, H)
     at = chunk * H + head
@@ -213,7 +232,11 @@ def finish(
     da = tl.zeros([CHUNK, BD], tl.float32)
     X = tl.zeros([CHUNK, CHUNK], tl.float32)
     Y = tl.zeros([CHUNK, CHUNK], tl.float32)
-    held = tl.zeros([BV, BV], tl.float32)  # its diagonal sums to S0 . dS after the chunk
+    held = tl.zeros([BV, BD], tl.float32)  # sums to S0 . dS after the chunk
+    if DECAY:
+        high, low = decays(decay, token, count, head, H, CHUNK)
+        start = tl.exp(high + low)
+        end = tl.exp((last_of(high, CHUNK) - high) + (last_of(low, CHUNK) - low))
     for begin in range(0, DV, BV):
         e = begin + tl.arange(0, BV)
         if ERROR:
@@ -228,20 +251,15 @@ def finish(
             dK = dot(R, matrix(S0, at, e, DV, d, D), DOT, dK)
         da = dot(residual, matrix(dS, at, e, DV, d, D), DOT, da)
         if DECAY:
-            held = dot(matrix(S0, at, e, DV, d, D), tl.trans(matrix(dS, at, e, DV, d, D)), DOT, held)
+            held += matrix(S0, at, e, DV, d, D) * matrix(dS, at, e, DV, d, D)
     if DECAY:
-        high, low = decays(decay, token, count, head, H, CHUNK)
-        start = tl.exp(high + low)
-        end = tl.exp((last_of(high, CHUNK) - high) + (last_of(low, CHUNK) - low))
         dK *= start[:, None]
         da *= end[:, None]
         X *= between(high, low, CHUNK)
         Y *= between(high, low, CHUNK)
-        r = tl.arange(0, BV)
-        whole = last_of(start, CHUNK) * tl.sum(tl.sum(tl.where(r[:, None] == r[None, :], held, 0.0), 1), 0)
-        given = strengths(beta, token, count, head, H, BETA)
-        writes = tl.sum(da * rows(a, token, count, head, H, d, D, CHUNK), 1) * given
-        read = column(reads, token, count, head, H, CHUNK)
+        whole = last_of(start, CHUNK) * tl.sum(held)
+        writes = tl.sum(da * rows(a, token, count, head, H, d, D, CHUNK), 1)
+        writes *= strengths(beta, token, count, head, H, BETA)
     Y = operand(tl.where(i[:, None] > i[None, :], Y, 0.0), DOT)
     Q = operand(features(q, token, count, head, H, d, D, CHUNK, MAP), DOT)
     da = dot(tl.trans(operand(tl.where(past, X, 0.0), DOT)), Q, DOT, da)
@@ -249,12 +267,7 @@ def finish(
     if ERROR:
         da = dot(tl.trans(Y), K, DOT, da)
     if DECAY:
-        written = operand(rows(a, token, count, head, H, d, D, CHUNK), DOT)
-        pairs = dot(Q, tl.trans(written), DOT) * X
-        if ERROR:
-            pairs += dot(K, tl.trans(written), DOT) * Y
-            read += tl.sum(dK * K, 1)  # dK is still the gradient through S0
-        pairs *= given[None, :]
+        reads = tl.sum(dK * K, 1)  # dK is still the gradient through S0, and 0 without ERROR
     if BETA:
         slopes = tl.sum(da * rows(a, token, count, head, H, d, D, CHUNK), 1)
         if BY_ERROR:  # `unread` wrote all others. The branch takes fewer registers than a masked store alone.
@@ -280,7 +293,7 @@ def finish(
     # The tiles are loaded again: keeping them beside da would spill registers.
     written = rows(a, token, count, head, H, d, D, CHUNK)
     if ERROR:
-        Y = gated(Y, beta, decay, token, count, head, H, BETA, False)
+        Y *= strengths(beta, token, count, head, H, BETA)[None, :]
         dK = dot(Y, operand(written, DOT), DOT, dK)
     F = features(k, token, count, head, H, d, D, CHUNK, MAP)
     if GAIN == "projection":
@@ -300,7 +313,6 @@ def finish(
         share = tl.where(past, slope[:, None], 0.0)
         if DECAY:
             share *= between(high, low, CHUNK)
-            pairs += dot(Q, tl.trans(F), DOT) * share
             dK += dot(tl.trans(operand(share, DOT)), Q, DOT, dF)
         else:
             dK += dF
@@ -309,6 +321,9 @@ def finish(
         dK += dF
     if DECAY:
         log = column(decay, token, count, head, H, CHUNK).to(tl.float32)
-        slopes = tl.where(log < CLOSED, 0.0, passing(pairs, read, writes, whole, DOT))
+        slopes = column(ddecay, token, count, head, H, CHUNK) + whole
+        earlier = tl.where(i > 0, tl.gather(writes, tl.maximum(i - 1, 0), 0), 0.0)
+        slopes += tl.cumsum(reads, 0, reverse=True) + tl.cumsum(earlier, 0)
+        slopes = tl.where(log < CLOSED, 0.0, slopes)
         store_column(ddecay, slopes, token, count, head, H, CHUNK)
     store_rows(dk, feature_backward(dK, F, MAP), token, count, head, H, d, D, CHUNK)

@@ -73,7 +73,7 @@ class MemoryLauncher(Launcher):
     """One call of `memory`. The kernels apply the feature map.
 
     Tiles of `prepare` and `read` have rows of at least launcher.MIN_ROW_BYTES, which says why; those of `scan_backward`
-    in float32, and those of `finish` with decays, do too.
+    in float32, and those of `unread` and `finish` with decays, do too.
     """
 
     inputs, state, output_like = "q k v a beta? decay?", "S z", 2
@@ -131,7 +131,7 @@ class MemoryLauncher(Launcher):
             plan.chunks, s.H, s.D, s.DV,
             BD=max(s.BD, s.min_row), BV=max(s.BV, s.min_row), MAP=c.feature_map, UNIT=c.normalize_key, ERROR=c.error,
             **self._gates, DOT=self.precision.dot, SOLVE=self.precision.times, num_warps=4,
-            maxnreg=168 if s.half else None,
+            maxnreg=168 if s.half and s.BD < 128 else None,
         )  # fmt: skip
         # Fills S0, and turns E into the errors and z0 into z before every chunk.
         final_S, final_z = torch.empty_like(S), torch.empty_like(z)
@@ -161,18 +161,19 @@ class MemoryLauncher(Launcher):
         s, plan, c = self.shape, self.plan, self.settings
         E = kept.E if c.error else x.v
         per_chunk = len(plan.chunks) * s.H
+        unread, finish = self._backward_options
         dv, dS_initial = torch.empty_like(x.v), torch.empty_like(dS)
         dSs = x.a.new_empty(len(plan.chunks), s.H, s.DV, s.D)
         self._scan_backward(x, kept, do, dS, dSs, dv, dS_initial)
         dD, dzs, dq = torch.empty_like(kept.denominator), torch.empty_like(kept.z0), torch.empty_like(x.q)
         by_error = "beta" in self.given and c.error and dv.dtype == torch.bfloat16
-        reads, dbeta, ddecay = (torch.empty_like(each) for each in (kept.since, kept.weight, kept.since))
+        dbeta, ddecay = torch.empty_like(kept.weight), torch.empty_like(kept.since)
         self.launch(
             kernels_backward.unread, (per_chunk,),
-            x.q, x.k, x.a, x.beta, x.decay, E, kept.S0, kept.z0, do, kept.denominator, dv, dD, reads, dzs, dq, dbeta,
-            plan.chunks, s.H, s.D, s.DV, c.eps,
-            BD=s.BD, BV=s.BV, MAP=c.feature_map, NORMALIZE=c.normalizer, **self._gates, BY_ERROR=by_error,
-            DOT=self.precision.dot, num_warps=8, num_stages=s.stages, maxnreg=s.registers,
+            x.q, x.k, x.a, x.beta, x.decay, kept.norm, E, kept.S0, kept.z0, do, kept.denominator, dv, dD, ddecay, dzs,
+            dq, dbeta, plan.chunks, s.H, s.D, s.DV, c.eps,
+            MAP=c.feature_map, UNIT=c.normalize_key, NORMALIZE=c.normalizer, ERROR=c.error, **self._gates,
+            BY_ERROR=by_error, DOT=self.precision.dot, num_stages=s.stages, **unread,
         )  # fmt: skip
         dz_initial = torch.empty_like(dz)
         if not c.normalizer:
@@ -189,13 +190,11 @@ class MemoryLauncher(Launcher):
         self.launch(
             kernels_backward.finish, (per_chunk,),
             x.q, x.k, x.a, x.beta, x.decay, kept.norm, kept.denominator if gain is None else gain.by, E, kept.S0,
-            kept.z0, do, kept.denominator, dD, reads, dv, dSs, dzs, dk, da, dbeta, ddecay, plan.chunks, s.H, s.D, s.DV,
+            kept.z0, do, kept.denominator, dD, dv, dSs, dzs, dk, da, dbeta, ddecay, plan.chunks, s.H, s.D, s.DV,
             c.eps,
-            BD=max(s.BD, s.min_row) if self._decays else s.BD, BV=min(s.BV, 32),
             MAP=c.feature_map, UNIT=c.normalize_key, NORMALIZE=c.normalizer, ERROR=c.error,
             GAIN="raw" if gain is None else gain.kind, BY_CHUNK=gain is not None, **self._gates,
-            BY_ERROR=by_error, DOT=self.precision.dot, num_warps=8 if self._decays else s.finish_warps,
-            num_stages=s.stages,
+            BY_ERROR=by_error, DOT=self.precision.dot, num_stages=s.stages, **finish,
         )  # fmt: skip
         return Gradients(dq, dk, dv, da, dbeta, ddecay, dS_initial, dz_initial)
 
@@ -233,6 +232,19 @@ class MemoryLauncher(Launcher):
     @cached_property
     def _decays(self) -> bool:
         return "decay" in self.given
+
+    @cached_property
+    def _backward_options(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Tiles, warps and registers of `unread` and `finish`. With decays they hold more (benchmarks/RESULTS.md)."""
+        s = self.shape
+        unread: dict[str, Any] = {"BD": s.BD, "BV": s.BV, "num_warps": 8, "maxnreg": s.registers}
+        finish: dict[str, Any] = {"BD": s.BD, "BV": min(s.BV, 32), "num_warps": s.finish_warps}
+        if self._decays:
+            values = s.BV if s.half else min(s.BV, 32)
+            unread |= {"BD": max(s.BD, s.min_row), "BV": max(values, s.min_row)}
+            unread |= {"num_warps": s.decay_warps, "maxnreg": None}
+            finish |= {"BD": max(s.BD, s.min_row), "num_warps": 4 if s.half and s.BD < 128 else 8}
+        return unread, finish
 
     @cached_property
     def _gates(self) -> dict[str, bool]:
