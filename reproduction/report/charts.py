@@ -218,7 +218,7 @@ def _y(figure: Figure, points: Sequence[Point]) -> alt.Y:
 def _ticks(values: Sequence[float], log: bool) -> dict[str, Any]:
     """The numbers on an axis: on a logarithmic one powers of ten, or 1, 2 and 5 times these if it is short."""
     low, high = min(values), max(values)
-    plain = "~g" if max(abs(low), abs(high)) < 1e5 else "~s"
+    plain = ".12~g" if max(abs(low), abs(high)) < 1e5 else "~s"  # without 12, Vega would write 1e+2
     if not log:
         return {"format": plain}
     ends = math.floor(math.log10(low)), math.ceil(math.log10(high))
