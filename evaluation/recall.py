@@ -32,6 +32,7 @@ RECORDS = Path("evaluation/results")
 RUNS = Path("runs/evaluation")
 DOCS = Path(__file__).parents[1] / "docs/family.md"
 FIGURE = Path(__file__).parents[1] / "docs/figures/recall.svg"
+NOT_RUN = "-"
 DRAWN = ("gated-deltanet", "gated-deltanet, wide", "gated-vla", "softmax")  # in the figure
 
 
@@ -142,13 +143,15 @@ def _state_bytes(results: Results, name: str, preset: Preset) -> str:
         for record in map(results.get, made):
             if record is not None:
                 return f"{record['state bytes']:,}"
-    return "-"
+    return NOT_RUN
 
 
 def page(results: Results, preset: Preset) -> str:
-    """docs/family.md with the present table."""
-    lines = [headers(preset), ["---"] * len(headers(preset)), *rows(results, preset)]
-    drawn = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    """docs/family.md with the present table. Rows and columns without any run are left out."""
+    made = [row for row in rows(results, preset) if set(row[1:]) != {NOT_RUN}]
+    lines = [headers(preset), ["---"] * len(headers(preset)), *made]
+    kept = [i for i, cells in enumerate(zip(*made, strict=True)) if set(cells) != {NOT_RUN}]
+    drawn = "\n".join("| " + " | ".join(cells[i] for i in kept) + " |" for cells in lines)
     return measure.drawn(DOCS.read_text(), f"evaluation/results/{preset.name}: python -m evaluation.recall draw", drawn)
 
 
@@ -200,7 +203,9 @@ def figure(found: Sequence[Mapping[str, Any]]) -> Any:
         alt.Chart(alt.InlineData(values=texts))
         .mark_text(align="right", dx=-12, dy=-7, fontSize=13, fontWeight="bold", lineHeight=16)
         .encode(x=alt.value(0), y=alt.Y("row:Q", scale=down, axis=rows), text="text:N", color=colour),
-    ).properties(width=350, height=60 * len(names), background="transparent", padding={"left": 30, "right": 10})
+    ).properties(
+        width=350, height=60 * len(names), background="transparent", padding={"left": 36, "right": 10, "bottom": 8}
+    )
     look = {"labelColor": ink, "titleColor": ink, "gridColor": ink, "gridOpacity": 0.25, "domainColor": ink}
     return drawn.configure_axis(**look, tickColor=ink, labelFontSize=12, titleFontSize=13).configure_view(stroke=None)
 
@@ -219,7 +224,7 @@ def headers(preset: Preset) -> list[str]:
 def _accuracies(values: Sequence[float]) -> str:
     """ "0.998", or "0.992 to 0.999 (3)" of several seeds."""
     if not values:
-        return "-"
+        return NOT_RUN
     if len(values) == 1:
         return f"{values[0]:.3f}"
     return f"{min(values):.3f} to {max(values):.3f} ({len(values)})"

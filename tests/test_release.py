@@ -196,5 +196,5 @@ def test_the_citation_is_of_this_version_and_names_the_paper():
     (paper,) = found["references"]
     assert {"type", "title", "authors"} <= set(paper)
     assert paper["type"] in {"article", "conference-paper", "generic", "report", "unpublished"}
-    assert f"*{paper['title']}*" in " ".join((ROOT / "README.md").read_text().split())
+    assert f"[*{paper['title']}*]({paper['url']})" in (ROOT / "README.md").read_text()
     assert all({"family-names", "given-names"} <= set(each) for each in paper["authors"])

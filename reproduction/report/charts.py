@@ -15,9 +15,11 @@ from varla.report.embed import version
 from varla.report.series import colours
 
 WIDTH, HEIGHT = 640, 300
-_LETTER, _SYMBOL = 6.5, 30  # pixels of a legend's letter, and of its symbol with the space around it
+_LETTER, _SYMBOL = 6.5, 44  # pixels of a legend's letter, and of its symbol with the space around it
+_APART = 24  # pixels between a legend's columns: a browser's font may be wider than the one that was measured
 _MOST_MARKERS = 24  # per line: more would hide it
 _MOST_TICKS = 12
+_INK = "#808080"  # of a picture's words and axes: legible on white and on black
 _SIZES = {"paper": 110, "ours": 45}  # where both meet, a ring around a dot
 
 Point = dict[str, Any]
@@ -65,16 +67,24 @@ def svg(figure: Figure, width: int = WIDTH) -> str:
         .properties(
             width=width,
             autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
-            title=alt.TitleParams(figure.title, subtitle=look(figure), anchor="start", limit=width),
+            title=alt.TitleParams(
+                figure.title, subtitle=look(figure), anchor="start", limit=width, color=_INK, subtitleColor=_INK
+            ),
+            background="transparent",
         )
         .configure_legend(
             orient="bottom", direction="horizontal", columns=columns, labelFontSize=12, labelLimit=0,
-            symbolStrokeColor="#444444",
+            symbolStrokeColor=_INK, labelColor=_INK, columnPadding=_APART,
         )
-        .configure_axis(labelFontSize=12, titleFontSize=12, titleFontWeight="normal", gridOpacity=0.6)
+        .configure_axis(
+            labelFontSize=12, titleFontSize=12, titleFontWeight="normal", labelColor=_INK, titleColor=_INK,
+            gridColor=_INK, gridOpacity=0.25, domainColor=_INK, tickColor=_INK,
+        )
         .configure_view(strokeOpacity=0)
     )  # fmt: skip
-    picture = vl_convert.vegalite_to_svg(titled.to_dict(), vl_version=version())
+    drawn = titled.to_dict()
+    drawn["config"]["legend"]["layout"] = {"bottom": {"margin": _APART}}  # Altair knows no such setting
+    picture = vl_convert.vegalite_to_svg(drawn, vl_version=version())
     return f"{picture.rstrip()}\n{stamp(figure)}\n"
 
 
@@ -208,7 +218,7 @@ def _y(figure: Figure, points: Sequence[Point]) -> alt.Y:
 def _ticks(values: Sequence[float], log: bool) -> dict[str, Any]:
     """The numbers on an axis: on a logarithmic one powers of ten, or 1, 2 and 5 times these if it is short."""
     low, high = min(values), max(values)
-    plain = "~g" if max(abs(low), abs(high)) < 1e5 else "~s"
+    plain = ".12~g" if max(abs(low), abs(high)) < 1e5 else "~s"  # without 12, Vega would write 1e+2
     if not log:
         return {"format": plain}
     ends = math.floor(math.log10(low)), math.ceil(math.log10(high))

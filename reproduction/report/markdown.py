@@ -15,6 +15,7 @@ from varla.runs.writing import write_aside
 FOLDER = Path("docs/reproduction")
 OVERVIEW = FOLDER / "README.md"
 PICTURES = FOLDER / "figures"
+PAPER = "https://arxiv.org/abs/2605.11196"
 WRITTEN = "<!-- Written by `python -m reproduction report --docs` from the records in reports/: do not edit. -->"
 
 # The claims on the first page: ids, or patterns of which the first match counts. Those without a match are left out.
@@ -31,6 +32,8 @@ HEADLINES = (
     "P18-vla-deltanet",
 )
 _ROWS = 10
+# GitHub and the site do not both know a backslash before these.
+_ENTITIES = {"<": "&lt;", "~": "&#126;", "$": "&#36;"}
 
 
 def documents(report: Report) -> dict[Path, str]:
@@ -57,10 +60,10 @@ def overview(report: Report) -> str:
     return _joined_parts(
         "# The reproduction",
         WRITTEN,
-        "Every claim of the paper *Variational Linear Attention: Stable Associative Memory for Long-Context "
-        f"Transformers* that was tested, and the result. The numbers come from {many(report.runs, 'recorded run')} "
-        f"({duration(report.seconds)}). `python -m reproduction report` draws them as one page with interactive "
-        "charts.",
+        "Every claim of the paper [*Variational Linear Attention: Stable Associative Memory for Long-Context "
+        f"Transformers*]({PAPER}) that was tested, and the result. The numbers come from "
+        f"{many(report.runs, 'recorded run')} ({duration(report.seconds)}). `python -m reproduction report` draws "
+        "them as one page with interactive charts.",
         f"Preset `{FULL.name}` has the paper's sizes and seeds ({_joined(FULL.seeds)}). Preset `{QUICK.name}` has seed "
         f"{_joined(QUICK.seeds)} and sizes for two CPU cores; it is shown where `{FULL.name}` has no record.",
         grid(
@@ -170,8 +173,10 @@ def plain(text: str) -> str:
     if len(parts) % 2 == 0:  # one is unpaired: they are not meant as quotes
         parts = ["\\`".join(parts)]
     for i in range(0, len(parts), 2):
-        for mark in "<*~[]$":
+        for mark in "*[]":
             parts[i] = parts[i].replace(mark, f"\\{mark}")
+        for mark, entity in _ENTITIES.items():
+            parts[i] = parts[i].replace(mark, entity)
     return "`".join(parts)
 
 

@@ -57,6 +57,18 @@ def test_the_table_shows_what_is_recorded():
     assert row["n = 64, rate 0.001"] == "-"
 
 
+def test_the_page_leaves_out_what_was_not_run():
+    results = Results()
+    for name, accuracy in (("softmax", 1.0), ("gated-vla", 0.9)):
+        run = recall.run(name, 128, 3e-3, 42, FULL)
+        results.records[run.key] = {"status": "finished", "final": {"eval": accuracy}, "state bytes": 12}
+    table = recall.page(results, FULL).split("<!-- evaluation/results/full: ")[1].split("<!-- end -->")[0]
+    lines = table.splitlines()[1:]
+    assert [lines[0], *lines[2:]] == [
+        "| mechanism | state bytes | n = 128, rate 0.003 |", "| softmax | 12 | 1.000 |", "| gated-vla | 12 | 0.900 |"
+    ]  # fmt: skip
+
+
 def test_the_docs_have_the_table_of_the_recorded_runs():
     assert recall.page(load(recall.RECORDS, "full"), FULL) == recall.DOCS.read_text()
 

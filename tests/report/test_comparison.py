@@ -31,6 +31,21 @@ def page(**changes):
     return make(**given)
 
 
+def test_the_page_speaks_of_a_rule_only_where_the_chart_has_one():
+    far = {
+        "metrics": {"vla": [{"step": 1, "eval": 0.9}, {"step": 2, "eval": 0.91}]},
+        "found": {"vla": [(1, 0.9), (2, 0.91)]},
+    }
+    for made, about, rules in (
+        (page(), "grey rule: chance, 0.125", 1),
+        (page(chance=None), "", 0),
+        (page(**far, runs=RUNS[:1], chance=0.01), "chance, 0.01, is outside the chart", 0),
+    ):
+        chart = made.sections[0].parts[0]
+        assert chart.about == about
+        assert str(chart.spec).count("'type': 'rule'") == rules
+
+
 @pytest.mark.parametrize(
     ("ends", "metric", "says"),
     [

@@ -8,7 +8,7 @@ from typing import Any
 from varla.report.curves import learning_curves
 from varla.report.embed import embedded
 from varla.report.page import Chart, Fold, Grid, Page, Part, Section, facts
-from varla.report.series import Series, axis_title, is_accuracy
+from varla.report.series import Series, axis_title, is_accuracy, limits
 from varla.runs.metrics import EVAL
 
 COMPACT = ("mechanism", "state bytes", "tokens/s", "status")  # columns beside those of the curve, where runs have them
@@ -37,7 +37,7 @@ def make(
         "curves",
         f"{_named(metric).capitalize()} by training step",
         embedded(learning_curves(metrics, metric, chance).properties(height=340)),
-        f"grey rule: chance, {chance:.3g}" if chance is not None else "",
+        _chance(found, metric, chance),
         _points(found, metric),
     )
     missing = [run.name for run in runs if run.name not in found]
@@ -51,6 +51,16 @@ def make(
         [Section("Learning curves", curves, "learning-curves"), Section("Runs", table, "runs")],
         lead=lead(runs, found, metric, chance),
         facts=facts(*(each for run in runs for each in run.environments)),
+    )
+
+
+def _chance(found: Series, metric: str, chance: float | None) -> str:
+    """What the chart shows of chance: its rule, unless it is far from the curves."""
+    if chance is None:
+        return ""
+    low, high = limits([value for points in found.values() for _, value in points], metric, chance)
+    return (
+        f"grey rule: chance, {chance:.3g}" if low <= chance <= high else f"chance, {chance:.3g}, is outside the chart"
     )
 
 

@@ -116,6 +116,14 @@ def test_the_spread_is_named_as_the_item_declares_it():
     assert charts.stamp(replace(RECALL, spread="other")) != charts.stamp(RECALL)
 
 
+def test_steps_on_an_axis_are_written_out():
+    points = [{"x": x, "y": x / 1500, "series": "vla", "source": "ours"} for x in range(50, 1501, 50)]
+    picture = charts.svg(Figure("steps", "Steps", "step", "accuracy", points))
+    words = re.findall(r">([^<>]+)</text>", picture)
+    assert {"0.5", "500", "1500"} <= set(words)
+    assert not [word for word in words if re.search(r"\de\+", word)]
+
+
 @pytest.mark.parametrize("length", [5, 20, 40, 70])
 def test_a_legend_is_inside_its_picture(length):
     names = [f"{'m' if i % 2 else 'x'}{'abcde' * 20}"[:length] for i in range(6)]

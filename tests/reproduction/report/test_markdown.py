@@ -54,7 +54,7 @@ def test_pages_have_figures_tables_runs_and_settings(report):
     text = "".join(markdown.page(section) for section in report.sections)
     assert "![Recall of n pairs](figures/recall.svg)" in text
     assert "empty.svg" not in text
-    assert re.search(r"  - diverged: softmax mqar n=8 .*seed=42 .*: loss is \\<nan> at step 3", text)
+    assert re.search(r"  - diverged: softmax mqar n=8 .*seed=42 .*: loss is &lt;nan> at step 3", text)
     assert "- Preset `full`: 6 of 6 runs recorded, 6 min; `python -m reproduction run recall --preset full`" in text
     assert "as measured" in text
     assert "Settings of these runs" in text
@@ -92,7 +92,8 @@ def test_the_summary_counts_verdicts(report):
 @pytest.mark.parametrize(
     ("given", "shown"),
     [
-        ("|S| < 2*d", "\\|S\\| \\< 2\\*d"),
+        ("|S| < 2*d", "\\|S\\| &lt; 2\\*d"),
+        ("~1 [$]", "&#126;1 \\[&#36;\\]"),
         ("`a*b|c` *", "`a*b\\|c` \\*"),
         ("a ` b", "a \\` b"),
         ("two\nlines", "two lines"),
