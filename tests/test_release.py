@@ -27,6 +27,7 @@ sizes = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, interme
 VarlaForCausalLM(VarlaConfig(vocab_size=259, mechanisms=["vla", "softmax"], **sizes)).save_pretrained("model")
 ByT5Tokenizer(extra_ids=0).save_pretrained("model")
 """
+HOSTS = ("github.com", "blob/main"), ("raw.githubusercontent.com", "main")
 BARE = """
 import torch, varla
 print(varla.__file__)
@@ -85,7 +86,7 @@ def test_the_source_distribution_gives_the_same_wheel(built, tmp_path):
     source = unpack(sdist, tmp_path)
     assert source.name == f"varla-{varla.__version__}"
     beside = {path.name for path in source.iterdir()}
-    described = {"CHANGELOG.md", "CITATION.cff", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml"}
+    described = {"CHANGELOG.md", "CITATION.cff", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.py"}
     assert beside == described | {"PKG-INFO", "setup.cfg", "src"}
     assert contents(build("wheel", source, tmp_path / "dist")) == contents(wheel)
 
@@ -101,7 +102,20 @@ def test_the_metadata_says_what_a_person_needs_to_know(metadata):
     ]
     assert [each.rpartition(".")[2] for each in python] == ["11", "12", "13"]
     assert metadata["Description-Content-Type"] == "text/markdown"
-    assert metadata.get_payload().strip() == (ROOT / "README.md").read_text().strip()
+
+
+def test_the_description_is_the_readme_with_links_that_work_elsewhere(metadata):
+    text, readme = metadata.get_payload(), (ROOT / "README.md").read_text()
+    files, pictures = (f"https://{host}/varla-attention/varla/{where}/" for host, where in HOSTS)
+    assert text.replace(files, "").replace(pictures, "").strip() == readme.strip()
+    links = re.findall(r'(!?)\[[^\]]*\]\(([^)]*)\)|(src|srcset)="([^"]*)"', text)
+    targets = [(bool(mark or name), target or source) for mark, target, name, source in links]
+    assert all(target.startswith("https://") for _, target in targets)
+    own = {target: picture for picture, target in targets if target.startswith((files, pictures))}
+    assert len(own) > 15
+    for target, picture in own.items():
+        assert target.startswith(pictures if picture else files)
+        assert (ROOT / target.removeprefix(pictures if picture else files)).is_file()
 
 
 def test_the_requirements_are_three_and_the_rest_are_extras(metadata):
