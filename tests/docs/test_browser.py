@@ -18,6 +18,7 @@ def visit(open_page, site):  # noqa: F811
 def search(page, words):
     """Type into the search; returns the addresses of what is found."""
     page.keyboard.press("/")  # the theme's key for it
+    page.wait_for_function("document.activeElement.dataset.mdComponent === 'search-query'")
     page.keyboard.insert_text(words[:-1])  # which asks for nothing yet: no results are those of half the words
     page.keyboard.press(words[-1])
     page.wait_for_function("document.querySelector('.md-search-result__meta').textContent.includes('matching')")
