@@ -1,4 +1,4 @@
-"""Chromium for tests of pages. A test module imports the fixtures `browser`, `open_page` and, if it uses it, `visit`;
+"""Chromium for tests of pages. A test module imports the fixtures `window`, `open_page` and, if it uses it, `visit`;
 and `needs_chromium`.
 
 What a page complains about on its console, an error in it, or a request for anything but files fails the test.
@@ -23,32 +23,47 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not in
 
 
 @pytest.fixture(scope="module")
-def browser():
+def window():
+    """One page of Chromium for all tests of a module: a new one, with its process, takes longer than what it is for."""
     with playwright.sync_playwright() as found:
         running = found.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield running
+        yield running.new_page()
         running.close()
 
 
-@pytest.fixture
-def open_page(browser):
-    """`open_page(page)` opens a page, by its path or its address, and returns it."""
-    opened, trouble = [], []
+def leave(window):
+    """Make the window as if it were new: nothing shown, nothing stored, the mouse outside."""
+    if window.url != "about:blank":
+        window.evaluate("localStorage.clear(); sessionStorage.clear()")
+        window.mouse.move(-1, -1)
+        window.goto("about:blank")
 
-    def go(where, width=1300, **options):
-        page = browser.new_page(viewport={"width": width, "height": 900}, **options)
-        opened.append(page)
-        page.on("console", lambda said: trouble.append(said.text) if said.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: trouble.append(str(error)))
-        page.on(
-            "request", lambda asked: None if asked.url.startswith(("file:", "data:")) else trouble.append(asked.url)
-        )
-        page.goto(where if isinstance(where, str) else where.as_uri())
-        return page
+
+@pytest.fixture
+def open_page(window):
+    """`open_page(page)` opens a page, by its path or its address, and returns it. The one before is gone."""
+    trouble = []
+    listeners = {
+        "console": lambda said: trouble.append(said.text) if said.type in ("error", "warning") else None,
+        "pageerror": lambda error: trouble.append(str(error)),
+        "request": lambda asked: (
+            None if asked.url.startswith(("file:", "data:", "about:")) else trouble.append(asked.url)
+        ),
+    }
+    for event, listener in listeners.items():
+        window.on(event, listener)
+
+    def go(where, width=1300, color_scheme="light"):
+        leave(window)
+        window.set_viewport_size({"width": width, "height": 900})
+        window.emulate_media(media="null", color_scheme=color_scheme)
+        window.goto(where if isinstance(where, str) else where.as_uri())
+        return window
 
     yield go
-    for page in opened:
-        page.close()
+    leave(window)
+    for event, listener in listeners.items():
+        window.remove_listener(event, listener)
     assert trouble == []
 
 

@@ -1,3 +1,4 @@
+import gc
 import os
 from importlib.util import find_spec
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+gc.disable()  # until all tests are collected: modules and tests come by the thousand, and none of them goes
 
 if not torch.cuda.is_available():  # kernels run in Triton's interpreter, which must be known before it is imported
     os.environ["TRITON_INTERPRET"] = "1"
@@ -37,3 +39,12 @@ LONGEST = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not any(name in item.nodeid for name in LONGEST))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # nor are they looked through later
+    gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()

@@ -40,6 +40,7 @@ def quicken() -> None:
     patch.setattr(core.dtype, "__eq__", _equal(core.dtype.__eq__))
     patch.setattr(core, "_unwrap_if_constexpr", _unwrap(core._unwrap_if_constexpr))
     patch.setattr(TritonSemantic, "broadcast_impl_value", _broadcast)
+    patch.setattr(TritonSemantic, "expand_dims", _expand_dims(TritonSemantic.expand_dims))
     check = _check(TritonSemantic.binary_op_type_checking_impl)
     patch.setattr(TritonSemantic, "binary_op_type_checking_impl", check)
     for name, operation in ARITHMETIC.items():
@@ -80,8 +81,12 @@ class _Scope:
 
 
 def _once_a_launch(slow: Callable[..., Any]) -> Callable[..., Any]:
-    """The functions of `triton.language` are replaced once a launch, not again at every call of a device function."""
+    """The functions of `triton.language` are replaced once a launch, not again at every call of a device function.
+
+    They are looked for at the first launch; the next ones have the same replacements.
+    """
     patched: list[Any] = []
+    known: dict[Any, list[Any]] = {}
 
     @cache
     def languages(fn: Any) -> list[Any]:
@@ -91,7 +96,14 @@ def _once_a_launch(slow: Callable[..., Any]) -> Callable[..., Any]:
         if all(x in patched for x in languages(fn)):
             return _Nothing()
         patched.extend(languages(fn))
-        return _Scope(slow(fn), patched)
+        if (used := tuple(languages(fn))) not in known:
+            scope = slow(fn)
+            known[used] = [(obj, name, inspect.getattr_static(obj, name)) for obj, name, _ in scope._changes]
+        else:
+            scope = interpreter._LangPatchScope()
+            for change in known[used]:
+                scope.set_attr(*change)
+        return _Scope(scope, patched)
 
     return fast
 
@@ -174,7 +186,7 @@ def _spread(x: Any, shape: tuple[int, ...]) -> Any:
         return x
     else:
         data = np.broadcast_to(handle.data, shape)
-    return core.tensor(interpreter.TensorHandle(data, handle.dtype.scalar), core.block_type(x.dtype, list(shape)))
+    return core.tensor(_handle(data, handle.dtype.scalar), _block(x.dtype, shape))
 
 
 def _broadcast(self: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
@@ -183,6 +195,19 @@ def _broadcast(self: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
         return lhs, rhs
     shape = shape_of_both(left, right)
     return _spread(lhs, shape), _spread(rhs, shape)
+
+
+def _expand_dims(slow: Callable[..., Any]) -> Callable[..., Any]:
+    """Every `x[:, None]` of a block."""
+
+    def fast(self: Any, input: Any, axis: int) -> Any:
+        if not input.type.is_block() or not 0 <= axis <= input.handle.data.ndim:
+            return slow(self, input, axis)
+        data = input.handle.data
+        data = data.reshape(*data.shape[:axis], 1, *data.shape[axis:])
+        return core.tensor(_handle(data, input.dtype), _block(input.dtype, data.shape))
+
+    return fast
 
 
 def _check(slow: Callable[..., Any]) -> Callable[..., Any]:
@@ -272,6 +297,28 @@ def _value(x: Any, kind: Any) -> Any:
 
 def _made(data: Any, kind: Any, *operands: Any) -> Any:
     """The tensor of these numbers: a block, if one of the operands is."""
-    if any(type(x) is core.tensor and x.type.is_block() for x in operands):
-        kind = core.block_type(kind, list(data.shape))
-    return core.tensor(interpreter.TensorHandle(data, kind.scalar), kind)
+    handle = _handle(data, kind)
+    for x in operands:
+        if type(x) is core.tensor and x.type.is_block():
+            return core.tensor(handle, _block(kind, data.shape))
+    return core.tensor(handle, kind)
+
+
+def _handle(data: Any, kind: Any) -> Any:
+    """Without the question whether numpy's type fits: operands of the same type gave these numbers."""
+    handle = object.__new__(interpreter.TensorHandle)
+    handle.data, handle.dtype, handle.attr = data, kind, {}
+    return handle
+
+
+blocks: dict[Any, Any] = {}
+
+
+def _block(kind: Any, shape: tuple[int, ...]) -> Any:
+    """The type of a block; one object for all of its kind and shape. (Pointers say more than their name.)"""
+    if type(kind) is not core.dtype:
+        return core.block_type(kind, list(shape))
+    key = kind.name, shape
+    if key not in blocks:
+        blocks[key] = core.block_type(kind, list(shape))
+    return blocks[key]

@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 PATIENCE = 300  # seconds for all ranks together, on a busy machine
 CONTEXT = multiprocessing.get_context("forkserver")
-# Imported once, in the process that all ranks are forked from.
-CONTEXT.set_forkserver_preload(["torch.distributed.fsdp", "varla.models", "tests.ops.operators"])
+# Imported once, in the process that all ranks are forked from, and the programs of `tests.warm`.
+CONTEXT.set_forkserver_preload(["torch.distributed.fsdp", "varla.lm.training", "tests.ops.operators"])
 
 
 def on_ranks(count, function, *arguments):

@@ -3,8 +3,9 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
+
+from tests.warm import python
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOK = ROOT / "examples" / "quickstart.ipynb"
@@ -40,7 +41,7 @@ def test_it_is_short_and_holds_no_outputs():
 
 def test_its_cells_run_in_order_and_show_what_they_say(tmp_path):
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, "-c", SCRIPT, str(NOTEBOOK)]
+    command = [python(), "-c", SCRIPT, str(NOTEBOOK)]
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout.splitlines()[-1])

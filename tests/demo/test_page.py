@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.browser import browser, needs_chromium, open_page, visit  # noqa: F401 - fixtures
+from tests.browser import needs_chromium, open_page, visit, window  # noqa: F401 - fixtures
 from tests.demo.cases import results
 from varla.demo import WATCH, sentences, write
 from varla.demo.runs import PAIRS

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.browser import browser, needs_chromium, open_page  # noqa: F401 - fixtures
+from tests.browser import needs_chromium, open_page, window  # noqa: F401 - fixtures
 
 pytestmark = needs_chromium
 
@@ -18,8 +18,11 @@ def visit(open_page, site):  # noqa: F811
 def search(page, words):
     """Type into the search; returns the addresses of what is found."""
     page.keyboard.press("/")  # the theme's key for it
-    page.keyboard.type(words)
+    page.wait_for_function("document.activeElement.dataset.mdComponent === 'search-query'")
+    page.keyboard.insert_text(words[:-1])  # which asks for nothing yet: no results are those of half the words
+    page.keyboard.press(words[-1])
     page.wait_for_function("document.querySelector('.md-search-result__meta').textContent.includes('matching')")
+    page.locator(".md-search-result__link").first.wait_for(state="attached")
     return page.locator(".md-search-result__link").evaluate_all("links => links.map((link) => link.href)")
 
 
@@ -70,5 +73,5 @@ def test_links_of_the_navigation_work(visit):
     page.locator("article").get_by_role("link", name="Operators").click()
     page.wait_for_url("**/reference/operators.html")
     page.goto(f"{page.url}#varla.vla_step")
-    box = page.locator("[id='varla.vla_step']").bounding_box()
-    assert 0 <= box["y"] < 300
+    top = "document.getElementById('varla.vla_step').getBoundingClientRect().top"
+    page.wait_for_function(f"0 <= {top} && {top} < 300")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.browser import browser, needs_chromium, open_page  # noqa: F401 - fixtures
+from tests.browser import needs_chromium, open_page, window  # noqa: F401 - fixtures
 from tests.docs.pages import DOCS
 from tests.docs.test_browser import PHONE, SCREEN, visit  # noqa: F401 - a fixture
 from tests.watch.test_page_browser import ready, until
@@ -32,7 +32,7 @@ def test_the_page_is_there_and_fits(visit, width, scheme):  # noqa: F811
     assert frame.evaluate("document.documentElement.scrollWidth") <= box["width"]
     assert frame.locator(".said").inner_text() == "Asked here: the right answer is v15, the model says v15. Right."
     assert frame.locator("#now").bounding_box()["width"] > 100
-    assert frame.evaluate("document.documentElement.dataset.theme") == scheme
+    until(frame, f"document.documentElement.dataset.theme === '{scheme}'")  # the site tells the frame
 
 
 def test_it_is_used_by_keyboard_and_by_its_sliders(visit):  # noqa: F811

@@ -5,7 +5,10 @@ import signal
 import time
 from dataclasses import replace
 
+import pytest
+
 from tests.doctor.cases import CHUNK, FINE, REFERENCE, SMALL
+from tests.ranks import CONTEXT
 from varla.doctor import runner
 from varla.doctor.checks import Outcome
 
@@ -14,6 +17,12 @@ def collected(checks, **options):
     found = []
     runner.run_apart(checks, found.append, **options)
     return {each.check: each for each in found}
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """Processes that are forked from one that has imported PyTorch, where what they compute does not matter."""
+    monkeypatch.setattr(runner, "get_context", lambda _: CONTEXT)
 
 
 def test_outcomes_come_from_other_processes():
@@ -32,7 +41,7 @@ def serve_or_die(pipe):
         pipe.send((Outcome(check, {"o": float(os.getpid())}), True))
 
 
-def test_a_process_that_dies_is_named_and_replaced(monkeypatch):
+def test_a_process_that_dies_is_named_and_replaced(monkeypatch, forked):
     monkeypatch.setattr(runner, "serve", serve_or_die)
     checks = [CHUNK, replace(CHUNK, dtype="bfloat16"), replace(CHUNK, shape=replace(SMALL, H=3))]
     found = collected(checks)
@@ -40,7 +49,7 @@ def test_a_process_that_dies_is_named_and_replaced(monkeypatch):
     assert found[checks[0]].message is found[checks[2]].message is None
 
 
-def test_a_lost_gpu_needs_a_new_process(monkeypatch):
+def test_a_lost_gpu_needs_a_new_process(monkeypatch, forked):
     monkeypatch.setattr(runner, "serve", serve_or_die)
     found = collected([CHUNK, REFERENCE])
     assert len({each.errors["o"] for each in found.values()}) == 2
@@ -50,7 +59,7 @@ def serve_nothing(pipe):
     time.sleep(600)
 
 
-def test_a_check_that_never_ends_is_named(monkeypatch):
+def test_a_check_that_never_ends_is_named(monkeypatch, forked):
     monkeypatch.setattr(runner, "serve", serve_nothing)
     found = collected([CHUNK, REFERENCE], limit=0.2)
     assert {each.message for each in found.values()} == {"no result after 0.2 s"}

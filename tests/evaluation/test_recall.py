@@ -8,6 +8,7 @@ import pytest
 from evaluation import recall
 from reproduction.records import Results, load
 from reproduction.runs import FULL, QUICK
+from tests.warm import warm  # noqa: F401 - a fixture
 from varla.layers import build
 from varla.layers.gated_vla import GatedVLA
 
@@ -73,7 +74,7 @@ def test_the_docs_have_the_table_of_the_recorded_runs():
     assert recall.page(load(recall.RECORDS, "full"), FULL) == recall.DOCS.read_text()
 
 
-def test_a_run_is_recorded_and_not_made_again(tmp_path, monkeypatch, capsys):
+def test_a_run_is_recorded_and_not_made_again(tmp_path, monkeypatch, capsys, warm):  # noqa: F811
     monkeypatch.setattr(recall, "SCALES", {"quick": recall.Scale((2,), 4, (1e-3,), 2, 2, "fp32")})
     monkeypatch.setattr(recall, "CONTENDERS", {name: recall.CONTENDERS[name] for name in ("gated-vla", "softmax")})
     given = ["--records", str(tmp_path / "records"), "--runs", str(tmp_path / "runs"), "--jobs", "1"]

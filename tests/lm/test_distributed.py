@@ -3,13 +3,13 @@
 import json
 import os
 import subprocess
-import sys
 
 import pytest
 import yaml
 from transformers import AutoModelForCausalLM
 
 from tests.lm.cases import settings, write_text
+from tests.warm import python
 from varla.lm.settings import from_dict
 from varla.lm.training import train
 
@@ -50,9 +50,9 @@ def one(tmp_path_factory):
 def in_processes(program, chosen, folder, count=2):
     """The command in that many processes, into folder/two."""
     (folder / "config.yaml").write_text(yaml.safe_dump(chosen.to_dict()))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), *program]
+    command = [python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), *program]
     command += ["train-lm", str(folder / "config.yaml"), "--out", str(folder / "two")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHON_EXEC": python()}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 

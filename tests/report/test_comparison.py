@@ -3,7 +3,7 @@
 # ruff: noqa: F811 - fixtures are imported, and then named by arguments
 import pytest
 
-from tests.browser import browser, needs_chromium, open_page, visit  # noqa: F401 - fixtures
+from tests.browser import needs_chromium, open_page, visit, window  # noqa: F401 - fixtures
 from tests.reading import read
 from varla.report.comparison import Compared, headline, lead, make
 from varla.report.page import render, write

@@ -2,11 +2,11 @@
 
 import os
 import subprocess
-import sys
 
 import pytest
 
 from tests.training.test_loop import tiny
+from tests.warm import python
 from varla.runs.settings import dump
 from varla.training import Run, train
 
@@ -16,9 +16,9 @@ def test_two_processes_give_the_numbers_of_one(tmp_path):
     config = tiny("train.batch_size=8", "train.steps=12")
     train(config, tmp_path / "one", device="cpu")
     (tmp_path / "config.yaml").write_text(dump(config.to_dict()))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "varla"]
+    command = [python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "varla"]
     command += ["train", str(tmp_path / "config.yaml"), "--out", str(tmp_path / "two")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHON_EXEC": python()}
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert result.returncode == 0, result.stderr[-2000:]
     assert result.stdout.count("chance") == 1, "one of them speaks"

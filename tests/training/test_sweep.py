@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.warm import warm  # noqa: F401 - a fixture
 from varla.training import Interrupted, Run, RunError, from_dict, train
 from varla.training import sweep as sweeps
 from varla.training.progress import Progress
@@ -121,7 +122,7 @@ def test_gpus_are_those_that_are_visible(monkeypatch):
     assert sweeps.gpus("cpu") == []
 
 
-def test_done_is_skipped_interrupted_is_resumed_failed_is_kept(tmp_path):
+def test_done_is_skipped_interrupted_is_resumed_failed_is_kept(tmp_path, warm):  # noqa: F811
     impossible = {**BASE, "model": {**BASE["model"], "max_len": 3}}
     jobs = expand(BASE, {"seed": [1, 2]}, tmp_path) + expand(impossible, {"seed": [3]}, tmp_path)
     done, broken, bad = jobs
@@ -154,7 +155,7 @@ def losses(run):
     return [entry["loss"] for entry in run.metrics()]
 
 
-def test_diverged_counts_as_done(tmp_path):
+def test_diverged_counts_as_done(tmp_path, warm):  # noqa: F811
     jobs = expand(BASE, {"train.lr": [1e30]}, tmp_path)
     run(jobs, device="cpu")
     assert jobs[0].state == "diverged"

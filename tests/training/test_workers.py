@@ -5,6 +5,7 @@ import signal
 import time
 
 from tests.training.test_loop import numbers, tiny
+from tests.warm import warm  # noqa: F401 - a fixture
 from varla.training import train
 from varla.training.sweep import environment
 from varla.training.workers import Worker
@@ -14,7 +15,7 @@ def give(worker, tmp_path, name, *changes):
     worker.begin(tiny(*changes), tmp_path / name, tmp_path / "logs" / f"{name}.log", resume=False)
 
 
-def test_one_process_makes_many_runs_as_if_each_were_alone(tmp_path):
+def test_one_process_makes_many_runs_as_if_each_were_alone(tmp_path, warm):  # noqa: F811
     worker = Worker(environment(0, 1, []), "cpu")
     try:
         give(worker, tmp_path, "first", "seed=1")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.browser import browser, needs_chromium, open_page  # noqa: F401 - fixtures
+from tests.browser import needs_chromium, open_page, window  # noqa: F401 - fixtures
 from tests.layers.test_writes import OPTIONS, T, make, own_states
 from tests.ops.cases import randn
 from varla.layers import build
@@ -88,12 +88,10 @@ def near(got, wanted, tolerance=2e-3):
 
 
 @pytest.fixture(scope="module")
-def numbers(browser, everything):  # noqa: F811
+def numbers(window, everything):  # noqa: F811
     """What the page would show for each of its layers."""
-    page = browser.new_page()
-    page.goto(everything.as_uri())
-    yield [page.evaluate(NUMBERS, [i, list(LOOKED_AT)]) for i in range(len(OPTIONS))]
-    page.close()
+    window.goto(everything.as_uri())
+    return [window.evaluate(NUMBERS, [i, list(LOOKED_AT)]) for i in range(len(OPTIONS))]
 
 
 @pytest.mark.parametrize("i", range(len(OPTIONS)), ids=[str(case) for case in OPTIONS])

@@ -9,7 +9,7 @@ from reproduction.items import ITEMS
 from reproduction.report import page as pages
 from reproduction.report.findings import HEADLINE
 from reproduction.report.gather import gather
-from tests.browser import browser, needs_chromium, open_page, visit  # noqa: F401 - fixtures
+from tests.browser import needs_chromium, open_page, visit, window  # noqa: F401 - fixtures
 from tests.reproduction.report import fabricated
 
 pytestmark = needs_chromium
@@ -210,8 +210,8 @@ def test_nothing_is_wider_than_the_screen_with_all_folds_open(visit, address, wi
     page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert shown(page) == IDS
-    for chart in page.locator(".chart svg").all():
-        assert chart.bounding_box()["width"] <= width
+    widths = "charts => charts.map((chart) => chart.getBoundingClientRect().width)"
+    assert all(0 < each <= width for each in page.locator(".chart svg").evaluate_all(widths))
 
 
 def test_on_a_phone_a_row_of_the_table_is_a_card_and_can_be_sorted(table):
