@@ -17,13 +17,14 @@ OLDEST_PINS := transformers==5.17.0 huggingface_hub==1.33.0 httpx==0.28.1 httpco
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: help demo test lint types pytest fuzz kill browser docs docs-serve reproduce bench bench-gpu clean
+.PHONY: help demo test lint types pytest fuzz kill ray browser docs docs-serve reproduce bench bench-gpu clean
 
 help:
 	@echo "make demo    seven contenders, treated alike, learn recall on the CPU in minutes; table, curves, pages under runs/demo"
 	@echo "make test    ruff, mypy and pytest, as CI runs them"
 	@echo "make fuzz    damaged files, odd settings and arguments: TRIES=100000 of each kind, SEED=0"
 	@echo "make kill    kill every writer at random moments and resume it (TRIES=100); about half an hour"
+	@echo "make ray     sweeps on a local Ray cluster of two nodes, one of which is killed; installs Ray, takes minutes"
 	@echo "make reproduce  the paper's experiments at their small size; page under runs/report, records under runs/quick"
 	@echo "make bench   speed and memory of the CPU forms; writes benchmarks/results/cpu.json"
 	@echo "make bench-gpu  the GPU kernels beside their peers (PEERS=folder); writes benchmarks/results/gpu.json"
@@ -92,6 +93,11 @@ fuzz: $(TEST)
 
 kill: $(TEST)
 	$(BIN)/python -m tests.kill --tries $(or $(TRIES),100)
+
+# Not in `make test`: Ray takes 0.25 GB, and its clusters a minute and a half.
+ray: $(TEST)
+	@$(PIP) --no-build-isolation -e ".[ray]"
+	$(BIN)/pytest tests/training/test_ray.py
 
 # Strictly: a link or a name that does not hold is an error. Not quietly: MkDocs would not count its warnings then. The
 # variable silences the theme's news of its successor.

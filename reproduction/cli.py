@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from varla.cli.errors import Commands
-from varla.cli.options import Device, check_device
+from varla.cli.options import Device, On, check_device
 from varla.cli.output import Grid, complain, say, show, table
 from varla.cli.sweep import progress
 from varla.runs.outcomes import EXIT_CODES, FAILED
@@ -53,6 +53,7 @@ def run(
     preset: PresetName = "quick",
     jobs: Annotated[int | None, typer.Option(min=1, help="Training runs at a time.", metavar="N")] = None,
     device: Device = None,
+    on: On = None,
     minutes: Annotated[
         float | None,
         typer.Option(min=0.0, help="Stop and save after this time; the same command continues.", metavar="M"),
@@ -63,11 +64,11 @@ def run(
     """Make the runs that have no record yet, then print every claim with its verdict."""
     from reproduction.runner import reproduce
 
-    check_device(device)
+    check_device(device, on)
     chosen, size = choose(items, preset)
     with progress() as watch:
         outcome = reproduce(
-            chosen, size, reports=reports, runs=runs, jobs=jobs, device=device, minutes=minutes,
+            chosen, size, reports=reports, runs=runs, jobs=jobs, device=device, on=on, minutes=minutes,
             watch=watch, say=say,
         )  # fmt: skip
     for item in chosen:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -42,6 +43,7 @@ def reproduce(
     runs: Path,
     jobs: int | None = None,
     device: str | None = None,
+    on: str | None = None,
     minutes: float | None = None,
     watch: Watch = lambda jobs: None,
     say: Callable[[str], None] = lambda text: None,
@@ -49,6 +51,7 @@ def reproduce(
     """Make the items' runs at this preset that `reports` has no record of. Records are written after every run.
 
     `runs` is the folder of unfinished runs. After `minutes`, nothing new starts, and running training stops and saves.
+    `on`: a Ray cluster for training runs, see `sweep.run`; measurements are made here.
     """
     results = records.load(reports, preset.name)
     outcome = Outcome(results, before=sum(results.get(run) is not None for run in _every(items, preset, results)))
@@ -62,7 +65,8 @@ def reproduce(
         missing = [run for run in _every(items, preset, results) if results.get(run) is None]
         try:
             _measure([run for run in missing if isinstance(run, Measure)], outcome, deadline, keep, say)
-            _train([run for run in missing if isinstance(run, Train)], outcome, runs, jobs, device, deadline, watch)
+            trained = [run for run in missing if isinstance(run, Train)]
+            _train(trained, outcome, runs, deadline, watch, workers=jobs, device=device, on=on)
         finally:
             keep()
         if outcome.failed:
@@ -130,10 +134,9 @@ def _train(
     missing: Sequence[Train],
     outcome: Outcome,
     folder: Path,
-    workers: int | None,
-    device: str | None,
     deadline: float | None,
     watch: Watch,
+    **where: Any,
 ) -> None:
     if deadline is not None and time.monotonic() > deadline:
         return
@@ -147,7 +150,7 @@ def _train(
 
     try:
         if any(job.state == WAITING for job in jobs):
-            sweep.run(jobs, workers=workers, device=device, watch=look)
+            sweep.run(jobs, **where, watch=look)
     except OutOfTime:
         pass
     finally:

@@ -14,7 +14,7 @@ from varla.training.sweep import Job
 def pretend(*ends):
     """A stand-in for the workers: the waiting jobs end in these states, in order."""
 
-    def run(jobs, *, workers, device, watch):
+    def run(jobs, *, workers, device, on, watch):
         for state in ("running", *ends):
             for i, job in enumerate(job for job in jobs if not job.skipped):
                 job.state = state if state == "running" else ends[i]

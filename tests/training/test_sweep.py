@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from varla.training import Interrupted, Run, RunError, from_dict, train
 from varla.training import sweep as sweeps
 from varla.training.progress import Progress
 from varla.training.sweep import expand, plan, read, run
+from varla.training.workers import Lost, work
 
 BASE = {
     "task": {"name": "mqar", "n": 2},
@@ -211,3 +213,60 @@ def test_when_stopped_the_workers_save(tmp_path, how):
     assert begun.record()["status"] == "interrupted"
     assert begun.record()["steps"] == begun.metrics()[-1]["step"]
     assert not (tmp_path / "out" / "seed2").exists()
+
+
+class Losing:
+    """Stands for a worker on a cluster: its first runs are lost with their nodes, others train here at once."""
+
+    def __init__(self, losses):
+        self.losses, self.given, self.dismissed = losses, [], 0
+
+    def begin(self, config, folder, log, *, resume, taken_over):
+        self.given.append((folder.name, taken_over))
+        self.code = None if len(self.given) <= self.losses else work(
+            {"config": config.to_dict(), "folder": folder, "resume": resume, "device": "cpu"}
+        )  # fmt: skip
+
+    def ended(self):
+        if self.code is None:
+            raise Lost("its node died")
+        return self.code
+
+    def dismiss(self):
+        self.dismissed += 1
+
+
+@pytest.fixture
+def losing(monkeypatch):
+    """A cluster of one worker, which loses its first `losses` runs."""
+
+    def use(losses):
+        worker = Losing(losses)
+        monkeypatch.setattr(sweeps, "_crew", lambda *_: nullcontext([worker]))
+        return worker
+
+    return use
+
+
+def test_a_run_whose_worker_is_lost_is_given_to_another(tmp_path, losing):
+    worker = losing(2)
+    jobs = expand(BASE, {"seed": [1, 2]}, tmp_path)
+    run(jobs, on="ray", pause=0)
+    assert [(job.state, job.losses, job.note) for job in jobs] == [("finished", 1, "")] * 2
+    assert worker.given == [("seed1", False), ("seed2", False), ("seed1", True), ("seed2", True)]
+    assert worker.dismissed
+
+
+def test_a_run_that_loses_every_worker_has_failed(tmp_path, losing):
+    losing(100)
+    (job,) = expand(BASE, {"seed": [1]}, tmp_path)
+    run([job], on="ray", pause=0)
+    assert (job.state, job.note) == ("failed", "lost 6 workers; the last: its node died")
+
+
+def test_without_ray_the_error_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    jobs = expand(BASE, {"seed": [1]}, tmp_path)
+    with pytest.raises(ValueError, match=r'--on ray: it needs Ray: pip install "varla\[ray\]"'):
+        run(jobs, on="ray")
+    assert not (tmp_path / "seed1").exists()

@@ -41,14 +41,25 @@ Resume = Annotated[
     typer.Option(help="Resume the run in this folder from its newest checkpoint.", metavar="FOLDER", parser=place),
 ]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda. Default: a GPU if there is one.", metavar="cpu|cuda")]
+On = Annotated[
+    str | None,
+    typer.Option(
+        help="A Ray cluster instead of this machine: `ray` for RAY_ADDRESS or a cluster that runs here, or an address "
+        "(HOST:PORT, ray://HOST:PORT). The runs' folder must be on storage that all nodes share.",
+        metavar="ray|ADDRESS",
+    ),
+]
 
 
-def check_device(name: str | None) -> str | None:
-    """Refuse a device that is unknown or not there: nothing falls back to another in silence."""
+def check_device(name: str | None, on: str | None = None) -> str | None:
+    """Refuse a device that is unknown or not there: nothing falls back to another in silence.
+
+    `on` a cluster, other machines have the devices.
+    """
     if name is not None and name not in DEVICES:
         hint = "; choose one GPU of several by CUDA_VISIBLE_DEVICES" if name.startswith("cuda:") else ""
         raise ValueError(f"--device must be one of {', '.join(DEVICES)}, got {name!r}{hint}")
-    if name == "cuda":
+    if name == "cuda" and on is None:
         import torch
 
         if not torch.cuda.is_available():

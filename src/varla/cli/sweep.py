@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.live import Live
 
-from varla.cli.options import Device, check_device, place
+from varla.cli.options import Device, On, check_device, place
 from varla.cli.output import Grid, accuracies, complain, console, say, share, show, table
 from varla.runs.outcomes import EXIT_CODES, FAILED, RUNNING, WAITING
 
@@ -37,17 +37,18 @@ def sweep(
         int | None, typer.Option(min=1, help="Runs at a time. Default: one per GPU, or one per core.", metavar="N")
     ] = None,
     device: Device = None,
+    on: On = None,
 ) -> None:
     """Train every combination of a grid. Run again, the command makes only the missing runs."""
     from varla.training import sweep as sweeps
 
-    check_device(device)
+    check_device(device, on)
     folder = out or Path("runs") / grid.stem
     found = sweeps.expand(*sweeps.read(grid), folder)
     sweeps.plan(found)
     say(f"sweep    {folder}: {counts(found)}")
     with progress() as watch:
-        sweeps.run(found, workers=jobs, device=device, watch=watch)
+        sweeps.run(found, workers=jobs, device=device, on=on, watch=watch)
     show(board(found, f"{folder}: {counts(found)}"))
     failed = [job for job in found if job.state == FAILED]
     for job in failed:

@@ -14,10 +14,11 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,11 +31,15 @@ from varla.runs.settings import load, override
 from varla.training.config import RunConfig, complete, from_dict
 from varla.training.loop import build_task
 from varla.training.run import Run, name_part
-from varla.training.workers import Worker
+from varla.training.workers import Lost, Worker
+
+if TYPE_CHECKING:
+    from varla.training.on_ray import RayWorker
 
 # Keys whose value needs no name beside it: vla-n8, not mechanismvla-n8.
 _TELLING = ("mechanism", "preset", "task.name")
 _PATIENCE = 120.0  # seconds that a stopped worker has to save
+_LOSSES = 5  # a run may lose so many workers before it has failed
 
 
 @dataclass
@@ -49,6 +54,7 @@ class Job:
     resume: bool = False
     skipped: bool = False
     note: str = ""
+    losses: int = 0  # of workers with their nodes
 
     @property
     def log(self) -> Path:
@@ -147,32 +153,39 @@ def run(
     *,
     workers: int | None = None,
     device: str | None = None,
+    on: str | None = None,
     watch: Callable[[Sequence[Job]], None] = lambda jobs: None,
     pause: float = 0.25,
 ) -> None:
     """Run all waiting jobs, `workers` at a time (None: one per GPU, or one per core), and set the state of each.
 
-    `watch` is called every `pause` seconds. On Ctrl-C or SIGTERM the workers save, then Interrupted is raised.
+    `on`: a Ray cluster (`varla.training.on_ray.Cluster`); None: this machine. A run whose node dies is continued on
+    another. `watch` is called every `pause` seconds. On Ctrl-C or SIGTERM the workers save, then Interrupted is raised.
     """
     waiting = deque(job for job in jobs if job.state == WAITING)
-    devices = gpus(device)
-    count = max(1, min(len(waiting), workers or len(devices) or cores()))
-    crew = [Worker(environment(slot, count, devices), device) for slot in range(count)]
-    active: dict[Worker, Job] = {}
-    with Stop() as stop:
+    active: dict[Worker | RayWorker, Job] = {}
+    with _crew(len(waiting), workers, device, on) as crew, Stop() as stop:  # Ray has handlers of its own: before ours
         try:
             while (waiting or active) and not stop.wanted:
                 for worker in crew:
                     if worker not in active and waiting:
                         job = waiting.popleft()
-                        worker.begin(job.config, job.folder, job.log, resume=job.resume)
-                        job.state = RUNNING
+                        worker.begin(job.config, job.folder, job.log, resume=job.resume, taken_over=job.losses > 0)
+                        job.state, job.note = RUNNING, ""
                         active[worker] = job
+                    elif worker not in active:
+                        worker.dismiss()  # what it holds may be what another one waits for
                 time.sleep(pause)
                 for worker, job in list(active.items()):
-                    if (code := worker.ended()) is not None:
+                    try:
+                        if (code := worker.ended()) is None:
+                            continue
                         _settle(job, code, stopping=stop.wanted)
-                        del active[worker]
+                    except Lost as loss:
+                        _lose(job, loss)
+                        if job.state == WAITING:
+                            waiting.append(job)
+                    del active[worker]
                 watch(jobs)
         finally:
             try:
@@ -184,6 +197,34 @@ def run(
     if stop.wanted and any(job.state in (WAITING, INTERRUPTED) for job in jobs):
         done = sum(job.state in (FINISHED, DIVERGED) for job in jobs)
         raise Interrupted(f"stopped and saved with {done} of {len(jobs)} runs done; resume with the same command")
+
+
+@contextmanager
+def _crew(
+    waiting: int, workers: int | None, device: str | None, on: str | None
+) -> Iterator[Sequence["Worker | RayWorker"]]:
+    """As many workers as are asked for, or as have room, and no more than there are runs."""
+    if on is None:
+        devices = gpus(device)
+        count = max(1, min(waiting, workers or len(devices) or cores()))
+        yield [Worker(environment(slot, count, devices), device) for slot in range(count)]
+        return
+    from varla.training.on_ray import Cluster
+
+    cluster = Cluster(on, device)
+    try:
+        yield cluster.workers(max(1, min(waiting, workers or cluster.room)))
+    finally:
+        cluster.close()
+
+
+def _lose(job: Job, loss: Lost) -> None:
+    """Let the job wait for another worker, unless it has lost too many."""
+    job.losses += 1
+    if job.losses > _LOSSES:
+        job.state, job.note = FAILED, f"lost {job.losses} workers; the last: {loss}"
+    else:
+        job.state, job.note = WAITING, str(loss)  # the next worker sees whether there is something to resume
 
 
 def _name(values: Mapping[str, Any]) -> str:
@@ -218,7 +259,7 @@ def _settle(job: Job, code: int, *, stopping: bool) -> None:
         job.state, job.note = FAILED, _last_line(job.log) or f"exit code {code}"
 
 
-def _stop(active: Mapping[Worker, Job]) -> None:
+def _stop(active: Mapping["Worker | RayWorker", Job]) -> None:
     """Ask the busy workers to save, and wait for them."""
     for worker in active:
         worker.ask_to_save()

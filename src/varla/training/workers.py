@@ -27,6 +27,10 @@ from varla.training.config import RunConfig, from_dict
 from varla.training.loop import train
 
 
+class Lost(Exception):
+    """A worker is gone with its node. Its run can be continued by another."""
+
+
 class Worker:
     """One process at a time. A new one replaces one that died or failed."""
 
@@ -37,8 +41,8 @@ class Worker:
         self.replies = -1
         self.unread = b""
 
-    def begin(self, config: RunConfig, folder: Path, log: Path, *, resume: bool) -> None:
-        """Give it a run. Raises RunError if its log cannot be written."""
+    def begin(self, config: RunConfig, folder: Path, log: Path, *, resume: bool, taken_over: bool = False) -> None:
+        """Give it a run. Raises RunError if its log cannot be written. `taken_over`: from a worker that is lost."""
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             log.touch()
