@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.functional import pad
 
 from varla.models import VarlaForCausalLM
@@ -41,6 +41,8 @@ def apply_parallelism(model: VarlaForCausalLM, mesh: DeviceMesh, **fsdp: Any) ->
     sizes = check_mesh(mesh)
     if not isinstance(model, VarlaForCausalLM):
         raise TypeError(f"model must be a VarlaForCausalLM, got {type(model).__name__}")
+    if any(isinstance(module, FSDPModule) for module in model.modules()):
+        raise ValueError("model is spread over a mesh already: give a model whose weights are whole on every rank")
     context = sizes.get("context", 1)
     for block in model.model.layers:
         block.mixer.check_ranks(context)  # type: ignore[union-attr, operator]
@@ -57,6 +59,8 @@ def apply_parallelism(model: VarlaForCausalLM, mesh: DeviceMesh, **fsdp: Any) ->
 
 def check_mesh(mesh: DeviceMesh) -> dict[str, int]:
     """The sizes of a mesh's dimensions by name. Raises a ValueError for dimensions that are not known."""
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"mesh must be a DeviceMesh, got {type(mesh).__name__}")
     names = mesh.mesh_dim_names
     if not names or [name for name in DIMENSIONS if name in names] != list(names):
         raise ValueError(f"mesh must have dimensions named {', '.join(DIMENSIONS)}, in this order, got {names}")
