@@ -1,5 +1,6 @@
 """Models over context and shard ranks: losses, gradients and training are those of one process."""
 
+import os
 from functools import cache
 
 import pytest
@@ -134,6 +135,22 @@ def test_training_has_the_losses_of_one_process(over_ranks):
     assert ranks[0]["training"] == pytest.approx(ranks[0]["checkpointing"], abs=1e-6)
 
 
+def wrong_batches(model, said):
+    """What a model over context ranks refuses, by name. Wrong tokens are those of the last rank."""
+    ids = torch.arange(8)[None]
+    wrong = ids.masked_fill(ids == 7, 32)
+    packed = {"cu_seqlens": torch.tensor([0, 3, 8]), "num_items_in_batch": 7}
+    return {
+        "wrong ids": said(lambda: model(wrong)),
+        "wrong labels": said(lambda: model(ids, labels=wrong)),
+        "wrong targets": said(lambda: model(ids, targets=wrong)),
+        "labels and targets": said(lambda: model(ids, labels=ids, targets=ids)),
+        "targets, shape": said(lambda: model(ids, targets=ids[:, :4])),
+        "counted": said(lambda: model(ids, labels=ids, **packed)),
+        "saved": said(lambda: model.save_pretrained("nowhere")),
+    }
+
+
 def wrong_calls():
     """What is refused, by name: with two ranks."""
     group = dist.group.WORLD
@@ -190,6 +207,7 @@ def wrong_calls():
         "mask": said(lambda: model(ids, attention_mask=ids + 1, cu_seqlens=split)),
         "cache": said(lambda: model(ids, use_cache=True, cu_seqlens=split)),
         "labels": said(lambda: model(ids, labels=ids, cu_seqlens=split)),
+        **wrong_batches(apply_parallelism(make_model(), mesh("context")), said),
         "state": said(lambda: build("softmax", d_model=16, n_heads=2)(x, layer(x)[1], cu_seqlens=split)),
     }
 
@@ -227,6 +245,13 @@ def test_what_cannot_be_is_refused_before_anything_is_exchanged():
             "mask": "ValueError: tokens spread over ranks have no attention_mask or position_ids",
             "cache": "ValueError: tokens spread over ranks have no cache",
             "labels": "ValueError: give targets, not labels",
+            "wrong ids": "ValueError: input_ids must be from 0 to 31 (vocab_size = 32), got 32",
+            "wrong labels": "ValueError: labels must be from 0 to 31 (vocab_size = 32) or -100 (not predicted), got 32",
+            "wrong targets": "ValueError: labels must be from 0 to 31 (vocab_size = 32) or -100",
+            "labels and targets": "ValueError: give labels or targets, not both",
+            "targets, shape": "ValueError: labels must have shape [1, 8], got [1, 4]",
+            "counted": "ValueError: labels must be -100 at the first token of every packed sequence",
+            "saved": "ValueError: the weights are spread over a mesh, this rank has a part of each",
             "state": "ValueError: softmax attention over ranks has no initial state",
         }
         assert expected.keys() == found.keys()
@@ -234,8 +259,9 @@ def test_what_cannot_be_is_refused_before_anything_is_exchanged():
             assert message in found[name], (name, found[name])
 
 
-def run_documentation():
-    """The blocks of docs/scale.md, on a process group that is there already."""
+def run_documentation(folder):
+    """The blocks of docs/scale.md, on a process group that is there already. They save a model below `folder`."""
+    os.chdir(folder)
     names: dict = {}
     for language, code in blocks((DOCS / "scale.md").read_text(encoding="utf-8")):
         assert language == "python"
@@ -243,10 +269,11 @@ def run_documentation():
     return names["loss"].item(), tuple(names["y"].shape), names["split"].tokens
 
 
-def test_the_examples_of_the_documentation_run():
+def test_the_examples_of_the_documentation_run(tmp_path):
     assert 'dist.init_process_group("gloo")' in (DOCS / "scale.md").read_text(encoding="utf-8")
-    (loss, shape, tokens), other = on_ranks(2, run_documentation)
+    (loss, shape, tokens), other = on_ranks(2, run_documentation, str(tmp_path))
     assert loss == other[0] > 1
+    assert VarlaForCausalLM.from_pretrained(tmp_path / "model").config.layer_mechanisms == ["gated-vla"] * 2
     assert shape == (3, tokens, 32)
     assert tokens + other[2] == 101
 
