@@ -189,6 +189,15 @@ def test_seeds_are_averaged(seeds):
     assert "eval sd" not in found["linear-seed1"]
 
 
+def test_an_average_is_not_named_after_one_of_its_seeds(trained, tmp_path):
+    for seed in (1, 2):
+        copy(trained, tmp_path / "grid" / f"seed{seed}-lr0.1", seed=seed)
+        copy(trained, tmp_path / "seeds" / f"seed{seed}", seed=seed)
+    assert list(records(varla("compare", tmp_path / "grid", "--average", "--format", "json"))) == ["lr0.1"]
+    # Nothing would be left of these names.
+    assert list(records(varla("compare", tmp_path / "seeds", "--average", "--format", "json"))) == ["seed1"]
+
+
 def test_csv_has_every_digit_and_nothing_else(seeds, tmp_path):
     result = varla("compare", seeds, "--format", "csv", "--plot", tmp_path / "a.svg")
     found = list(csv.DictReader(io.StringIO(result.stdout)))
@@ -236,11 +245,28 @@ def test_seeds_of_language_models_are_averaged(tmp_path):
     assert found["book"]["seeds"] == 2
 
 
-@pytest.mark.parametrize("record", ['{"scores": 3}', '{"scores": {"512": {}}}', '{"scores": {"512": 3}}'])
+@pytest.mark.parametrize(
+    "record",
+    [
+        '{"scores": 3}',
+        '{"scores": {"512": {}}}',
+        '{"scores": {"512": 3}}',
+        '{"loss": "x"}',
+        '{"train tokens": [1]}',
+        '{"steps": true}',
+    ],
+)
 def test_damaged_records_of_language_models_are_refused(tmp_path, record):
     folder = language_model(tmp_path / "lm")
     (folder / "record.json").write_text(record)
     assert refused(varla("compare", folder), "lm", "damaged")
+
+
+def test_a_checkpoint_that_is_too_deep_is_passed_over(tmp_path):
+    folder = language_model(tmp_path / "lm", finished=False)
+    for file in ("checkpoint-10/trainer_state.json", "checkpoint-10/config.json"):
+        (folder / file).write_text("[" * 100_000)
+    assert records(varla("compare", folder, "--format", "json"))["lm"]["steps"] == 2
 
 
 def test_values_that_are_no_numbers_are_not_drawn(tmp_path):

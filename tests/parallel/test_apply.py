@@ -1,5 +1,6 @@
 """Models over context and shard ranks: losses, gradients and training are those of one process."""
 
+import os
 from functools import cache
 
 import pytest
@@ -134,6 +135,22 @@ def test_training_has_the_losses_of_one_process(over_ranks):
     assert ranks[0]["training"] == pytest.approx(ranks[0]["checkpointing"], abs=1e-6)
 
 
+def wrong_batches(model, said):
+    """What a model over context ranks refuses, by name. Wrong tokens are those of the last rank."""
+    ids = torch.arange(8)[None]
+    wrong = ids.masked_fill(ids == 7, 32)
+    packed = {"cu_seqlens": torch.tensor([0, 3, 8]), "num_items_in_batch": 7}
+    return {
+        "wrong ids": said(lambda: model(wrong)),
+        "wrong labels": said(lambda: model(ids, labels=wrong)),
+        "wrong targets": said(lambda: model(ids, targets=wrong)),
+        "labels and targets": said(lambda: model(ids, labels=ids, targets=ids)),
+        "targets, shape": said(lambda: model(ids, targets=ids[:, :4])),
+        "counted": said(lambda: model(ids, labels=ids, **packed)),
+        "saved": said(lambda: model.save_pretrained("nowhere")),
+    }
+
+
 def wrong_calls():
     """What is refused, by name: with two ranks."""
     group = dist.group.WORLD
@@ -155,6 +172,8 @@ def wrong_calls():
         mechanism_options={"deltanet-paper": {"gate": "channel"}},
     )  # fmt: skip
     split = Split.even(group, 8)
+    other = [dist.new_group([rank]) for rank in (1, 0)][dist.get_rank()]  # of the other rank alone
+    twice = apply_parallelism(make_model(), mesh("shard"))
     layer = build("gated-vla", d_model=16, n_heads=2)
     ids = torch.zeros(1, 4, dtype=torch.int64)
     return {
@@ -165,16 +184,30 @@ def wrong_calls():
         "order": said(lambda: apply_parallelism(model, mesh("context", "shard", shape=(2, 1)))),
         "data": said(lambda: apply_parallelism(model, mesh("data"))),
         "model": said(lambda: apply_parallelism(layer, mesh("context"))),
+        "no mesh": said(lambda: apply_parallelism(model, group)),
+        "twice": said(lambda: apply_parallelism(twice, mesh("shard"))),
         "few tokens": said(lambda: Split.even(group, 1)),
+        "no group": said(lambda: Split.even("gloo", 8)),
+        "none": said(lambda: Split.even(None, 8)),
+        "other group": said(lambda: Split.even(other, 8)),
+        "other group, bounds": said(lambda: Split(other, (0, 4, 8))),
+        "list": said(lambda: Split.even(group, 8, [0, 8])),
         "tokens": said(lambda: layer(x[:, :3], cu_seqlens=split)),
         "bounds": said(lambda: Split(group, (0, 4, 4, 8))),
+        "bounds, type": said(lambda: Split(group, (0, 4.0, 8))),
+        "bounds, none": said(lambda: Split(group, None)),
         "empty": said(lambda: Split(group, (0, 0, 8))),
+        "offsets, type": said(lambda: Split(group, (0, 4, 8), (0, 3.5, 8))),
+        "offsets, none": said(lambda: Split(group, (0, 4, 8), ())),
         "offsets": said(lambda: Split(group, (0, 4, 8), (0, 3, 7))),
         "rows": said(lambda: layer(x.expand(2, -1, -1), cu_seqlens=Split(group, (0, 4, 8), (0, 8)))),
         "own": said(lambda: split.own(x)),
+        "own, dimension": said(lambda: split.own(x, 3)),
+        "own, type": said(lambda: split.own([0] * 8)),
         "mask": said(lambda: model(ids, attention_mask=ids + 1, cu_seqlens=split)),
         "cache": said(lambda: model(ids, use_cache=True, cu_seqlens=split)),
         "labels": said(lambda: model(ids, labels=ids, cu_seqlens=split)),
+        **wrong_batches(apply_parallelism(make_model(), mesh("context")), said),
         "state": said(lambda: build("softmax", d_model=16, n_heads=2)(x, layer(x)[1], cu_seqlens=split)),
     }
 
@@ -189,6 +222,19 @@ def test_what_cannot_be_is_refused_before_anything_is_exchanged():
             "order": "ValueError: mesh must have dimensions named data, shard, context, in this order, got ('context'",
             "data": "ValueError: mesh must have a dimension shard or context",
             "model": "TypeError: model must be a VarlaForCausalLM, got GatedVLA",
+            "no mesh": "TypeError: mesh must be a DeviceMesh, got ProcessGroup",
+            "twice": "ValueError: model is spread over a mesh already",
+            "no group": "TypeError: group must be a process group, such as torch.distributed.group.WORLD once",
+            "none": "init_process_group was called, got NoneType",
+            "other group": "ValueError: this process is not in the group",
+            "other group, bounds": "ValueError: this process is not in the group",
+            "list": "TypeError: cu_seqlens must be an integer tensor, got list",
+            "bounds, type": "TypeError: bounds must be a tuple of integers, got (0, 4.0, 8)",
+            "bounds, none": "TypeError: bounds must be a tuple of integers, got None",
+            "offsets, type": "TypeError: offsets must be a tuple of integers, got (0, 3.5, 8)",
+            "offsets, none": "ValueError: offsets must be 0 and the end of each sequence, got ()",
+            "own, dimension": "ValueError: x must have all 8 tokens in dimension 3, got [1, 4, 16]",
+            "own, type": "TypeError: x must be a tensor, got list",
             "few tokens": "ValueError: 1 tokens cannot be split over 2 ranks: each needs one",
             "tokens": "must have 4 tokens of the split, got 3",
             "bounds": "ValueError: bounds must be 0 and the ends of 2 ranks, got (0, 4, 4, 8)",
@@ -199,6 +245,13 @@ def test_what_cannot_be_is_refused_before_anything_is_exchanged():
             "mask": "ValueError: tokens spread over ranks have no attention_mask or position_ids",
             "cache": "ValueError: tokens spread over ranks have no cache",
             "labels": "ValueError: give targets, not labels",
+            "wrong ids": "ValueError: input_ids must be from 0 to 31 (vocab_size = 32), got 32",
+            "wrong labels": "ValueError: labels must be from 0 to 31 (vocab_size = 32) or -100 (not predicted), got 32",
+            "wrong targets": "ValueError: labels must be from 0 to 31 (vocab_size = 32) or -100",
+            "labels and targets": "ValueError: give labels or targets, not both",
+            "targets, shape": "ValueError: labels must have shape [1, 8], got [1, 4]",
+            "counted": "ValueError: labels must be -100 at the first token of every packed sequence",
+            "saved": "ValueError: the weights are spread over a mesh, this rank has a part of each",
             "state": "ValueError: softmax attention over ranks has no initial state",
         }
         assert expected.keys() == found.keys()
@@ -206,8 +259,9 @@ def test_what_cannot_be_is_refused_before_anything_is_exchanged():
             assert message in found[name], (name, found[name])
 
 
-def run_documentation():
-    """The blocks of docs/scale.md, on a process group that is there already."""
+def run_documentation(folder):
+    """The blocks of docs/scale.md, on a process group that is there already. They save a model below `folder`."""
+    os.chdir(folder)
     names: dict = {}
     for language, code in blocks((DOCS / "scale.md").read_text(encoding="utf-8")):
         assert language == "python"
@@ -215,10 +269,11 @@ def run_documentation():
     return names["loss"].item(), tuple(names["y"].shape), names["split"].tokens
 
 
-def test_the_examples_of_the_documentation_run():
+def test_the_examples_of_the_documentation_run(tmp_path):
     assert 'dist.init_process_group("gloo")' in (DOCS / "scale.md").read_text(encoding="utf-8")
-    (loss, shape, tokens), other = on_ranks(2, run_documentation)
+    (loss, shape, tokens), other = on_ranks(2, run_documentation, str(tmp_path))
     assert loss == other[0] > 1
+    assert VarlaForCausalLM.from_pretrained(tmp_path / "model").config.layer_mechanisms == ["gated-vla"] * 2
     assert shape == (3, tokens, 32)
     assert tokens + other[2] == 101
 

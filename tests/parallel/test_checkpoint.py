@@ -3,11 +3,12 @@
 import pytest
 import torch.distributed as dist
 from torch.distributed import checkpoint
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 
 from tests.parallel.test_apply import batches, make_model
 from tests.ranks import on_ranks
+from varla.models import VarlaForCausalLM
 from varla.parallel import apply_parallelism
 
 
@@ -29,6 +30,15 @@ def save(folder):
     return loss_of(model)
 
 
+def save_pretrained(folder):
+    """Save a folder for one process, and return the loss."""
+    model = parallel((1, 2))
+    whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if dist.get_rank() == 0:
+        model.save_pretrained(folder, state_dict=whole)
+    return loss_of(model)
+
+
 def load(folder):
     model = parallel((1, dist.get_world_size()))
     before = loss_of(model)
@@ -45,3 +55,9 @@ def test_four_ranks_save_and_two_and_one_load(tmp_path):
         for before, after in on_ranks(ranks, load, str(tmp_path)):
             assert after == pytest.approx(first, abs=2e-6)
             assert abs(before - first) > 1e-3
+
+
+def test_a_folder_that_rank_0_saves_is_loaded_by_one_process(tmp_path):
+    losses = on_ranks(2, save_pretrained, str(tmp_path))
+    one = VarlaForCausalLM.from_pretrained(tmp_path)
+    assert losses == pytest.approx([loss_of(one)] * 2, abs=2e-6)

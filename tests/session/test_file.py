@@ -210,6 +210,13 @@ def test_versions_and_foreign_files(saved, tmp_path):
     assert_refused(tmp_path / "none", model, "is not there")
 
 
+@pytest.mark.parametrize("config", ["[" * 100_000, '{"a":' * 100_000, "null", "{"])
+def test_a_header_that_cannot_be_read(saved, config):
+    model, path = saved
+    rewrite(path, {"config": config})
+    assert_refused(path, model, "damaged", "its header cannot be read")
+
+
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.9, 0.999])
 def test_a_file_that_was_cut_short(saved, share):
     model, path = saved

@@ -62,11 +62,21 @@ def read_row(name: str, folder: Path) -> Row:
 
     config = RunFolder(folder).read_config()
     try:
-        return _language_row(name, folder) if kind_of(config) == LM else _lab_row(name, folder)
+        row = _language_row(name, folder) if kind_of(config) == LM else _lab_row(name, folder)
+        _check_cells(row.cells)
+        return row
     except (AttributeError, KeyError, TypeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(
             f"{folder}: its record or what it logged is damaged ({type(error).__name__}: {error})"
         ) from error
+
+
+def _check_cells(cells: Mapping[str, Any]) -> None:
+    """Raise a TypeError if a column of numbers holds something else: a damaged record could not be averaged."""
+    for column, value in cells.items():
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if column not in WORDS and value is not None and not number:
+            raise TypeError(f"{column} must be a number, got {str(value)[:40]!r}")
 
 
 def _lab_row(name: str, folder: Path) -> Row:
@@ -139,7 +149,7 @@ def _language_metrics(checkpoints: Sequence[Path]) -> MetricsOf:
         try:
             history = json.loads((checkpoint / "trainer_state.json").read_text())["log_history"]
             return [dict(entry) for entry in history if isinstance(entry["step"], int)]
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             continue
     return []
 
@@ -151,7 +161,7 @@ def _mechanisms(model: Mapping[str, Any], saved: Sequence[Path]) -> str:
         if found is None:
             try:
                 found = json.loads((place / "config.json").read_text())["mechanisms"]
-            except (OSError, ValueError, TypeError, KeyError):
+            except (OSError, ValueError, TypeError, KeyError, RecursionError):
                 continue
     if isinstance(found, list):
         return ", ".join(f"{found.count(each)} {each}" for each in dict.fromkeys(found))
@@ -212,7 +222,7 @@ def _mean_metrics(group: Sequence[Row]) -> MetricsOf:
 
 def _common(names: Sequence[str]) -> str:
     """The names without their seeds, if that makes them equal; else the first."""
-    bare = {re.sub(r"[-_](seed|s)\d+(?=$|[-_])", "", name) for name in names}
+    bare = {re.sub(r"^(seed|s)\d+[-_]|[-_](seed|s)\d+(?=$|[-_])", "", name) for name in names}
     return bare.pop() if len(names) > 1 and len(bare) == 1 else names[0]
 
 

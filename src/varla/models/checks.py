@@ -10,6 +10,7 @@ from varla.arguments import check_count
 from varla.layers.layout import read_mask
 
 IGNORED = -100  # the label of a token that is not predicted
+TWICE = "give labels or targets, not both: targets are labels that are shifted already"
 
 
 def check_tensor(name: str, value: object, what: str) -> None:
@@ -71,6 +72,12 @@ def check_labels(labels: Tensor, B: int, T: int) -> None:
         raise ValueError(f"labels must have shape [{B}, {T}], got {list(labels.shape)}")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(f"labels must be integers, got {labels.dtype}")
+
+
+def check_wanted(wanted: Tensor, B: int, T: int, size: int) -> None:
+    """Raise unless these are integers [B, T] from 0 to size - 1, or IGNORED: what each position predicts."""
+    check_labels(wanted, B, T)
+    check_vocabulary("labels", wanted, size, f" or {IGNORED} (not predicted)")
 
 
 def check_class_labels(labels: Tensor, logits: Tensor, config: Any) -> Tensor:

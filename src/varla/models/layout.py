@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from varla.layers.layout import BOTH, Layout, check_mask, real_tokens
-from varla.models.checks import IGNORED, check_tensor
+from varla.models.checks import IGNORED, check_labels, check_tensor
 from varla.ops.packing import check_packing
 from varla.ops.split import Packing, Split
 
@@ -179,6 +179,20 @@ def find_layout(
     if keep is None:
         return None
     return ModelLayout((B, T), *real_tokens(keep, device), T)
+
+
+def shifted(labels: Tensor, batch: Sequence[int], layout: ModelLayout | None, count: Tensor | int | None) -> Tensor:
+    """The token that each position of a batch [B, T] predicts, from labels [B, T]; IGNORED where it predicts none.
+
+    `count`: the number of labels that the loss will be divided by, if it is given.
+    """
+    check_labels(labels, *batch)
+    wanted = pad(labels[:, 1:].long(), (0, 1), value=IGNORED)  # a small type may not hold it
+    if layout is not None:
+        wanted = wanted.masked_fill(~layout.predicts(labels.device), IGNORED)
+        if count is not None:
+            layout.check_counted(labels)
+    return wanted
 
 
 def check_split(attention_mask: Any, position_ids: Any, cache: Any, use_cache: bool | None) -> None:

@@ -8,7 +8,6 @@ import math
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.functional import pad
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
@@ -16,10 +15,10 @@ from varla.backbone.block import Block, ScaledEmbedding, SwiGLU
 from varla.layers import LayerState, ModelState, build
 from varla.layers.norm import RMSNorm
 from varla.models.cache import VarlaCache, signature, tokens_seen
-from varla.models.checks import IGNORED, check_embeds, check_ids, check_kept, check_labels, check_vocabulary
+from varla.models.checks import TWICE, check_embeds, check_ids, check_kept, check_vocabulary, check_wanted
 from varla.models.configuration import VarlaConfig
 from varla.models.generation import VarlaGenerationMixin
-from varla.models.layout import AttentionRecorder, ModelLayout, check_split, find_layout
+from varla.models.layout import AttentionRecorder, ModelLayout, check_split, find_layout, shifted
 from varla.models.pretrained import VarlaPreTrainedModel
 from varla.ops.split import Packing, Split
 
@@ -226,7 +225,7 @@ class VarlaForCausalLM(VarlaPreTrainedModel, VarlaGenerationMixin):
                 spread over ranks, a rank does not have the token behind its last one.
         """
         if labels is not None and targets is not None:
-            raise ValueError("give labels or targets, not both: targets are labels that are shifted already")
+            raise ValueError(TWICE)
         if labels is not None and isinstance(cu_seqlens, Split):
             raise ValueError("give targets, not labels: tokens are spread over ranks, the next may be elsewhere")
         wanted = labels if targets is None else targets
@@ -252,7 +251,7 @@ class VarlaForCausalLM(VarlaPreTrainedModel, VarlaGenerationMixin):
             layout = find_layout(hidden.shape[:2], hidden.device, attention_mask, position_ids, cu_seqlens, past)
         logits = self.lm_head(hidden[:, kept] if layout is None else layout.repeat_at_padding(hidden, kept, before))
         if labels is not None:
-            wanted = self._shifted(logits, labels, layout, num_items_in_batch)
+            wanted = shifted(labels, logits.shape[:2], layout, num_items_in_batch)
         loss = None if wanted is None else self._loss(logits, wanted, num_items_in_batch)
         output = CausalLMOutputWithPast(
             loss=loss,
@@ -263,22 +262,9 @@ class VarlaForCausalLM(VarlaPreTrainedModel, VarlaGenerationMixin):
         )
         return output.to_tuple() if return_dict is False else output
 
-    def _shifted(
-        self, logits: Tensor, labels: Tensor, layout: ModelLayout | None, count: Tensor | int | None
-    ) -> Tensor:
-        """What each position of logits [B, T, V] predicts, from labels [B, T]."""
-        check_labels(labels, *logits.shape[:2])
-        wanted = pad(labels[:, 1:].long(), (0, 1), value=IGNORED)  # a small type may not hold it
-        if layout is not None:
-            wanted = wanted.masked_fill(~layout.predicts(labels.device), IGNORED)
-            if count is not None:
-                layout.check_counted(labels)
-        return wanted
-
     def _loss(self, logits: Tensor, wanted: Tensor, count: Tensor | int | None) -> Tensor:
         """Cross entropy of logits [B, T, V] with what they predict, [B, T]."""
-        check_labels(wanted, *logits.shape[:2])
-        check_vocabulary("labels", wanted, logits.shape[-1], f" or {IGNORED} (not predicted)")
+        check_wanted(wanted, *logits.shape)
         return self.loss_function(
             logits=logits,
             labels=wanted,

@@ -118,6 +118,11 @@ class VarlaPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """As in transformers, and a README.md that says what to import, unless there is one."""
+        if kwargs.get("state_dict") is None and any(hasattr(x, "full_tensor") for x in self.parameters()):
+            raise ValueError(
+                "the weights are spread over a mesh, this rank has a part of each: gather them, as docs/scale.md "
+                "shows, and give them as state_dict"
+            )
         super().save_pretrained(save_directory, *args, **kwargs)
         readme = Path(save_directory) / "README.md"
         if kwargs.get("is_main_process", True) and not readme.exists():

@@ -36,23 +36,29 @@ class Split:
 
     def __post_init__(self) -> None:
         """Check the bounds: they must agree with the group, and leave no rank without a token."""
+        _check_group(self.group)
+        _check_integers("bounds", self.bounds)
         if len(self.bounds) != self.ranks + 1 or self.bounds[0] != 0:
             raise ValueError(f"bounds must be 0 and the ends of {self.ranks} ranks, got {self.bounds}")
         if any(end <= start for start, end in pairwise(self.bounds)):
             raise ValueError(f"every rank must have at least one token, got bounds {self.bounds}")
         if self.offsets is not None:
+            _check_integers("offsets", self.offsets)
+            if len(self.offsets) < 2:
+                raise ValueError(f"offsets must be 0 and the end of each sequence, got {self.offsets}")
             sequence_bounds(torch.tensor(self.offsets), self.bounds[-1])
 
     @classmethod
     def even(cls, group: "dist.ProcessGroup", tokens: int, cu_seqlens: Tensor | None = None) -> "Split":
         """Pieces of one size, up to one token: of B rows of `tokens` tokens, or of one row of packed sequences."""
+        _check_group(group)
         check_count("tokens", tokens)
         ranks = dist.get_world_size(group)
         if tokens < ranks:
             raise ValueError(f"{tokens} tokens cannot be split over {ranks} ranks: each needs one")
         offsets = None
         if cu_seqlens is not None:
-            check_cu_seqlens(cu_seqlens, 1, cu_seqlens.device)
+            check_cu_seqlens(cu_seqlens, 1, getattr(cu_seqlens, "device", torch.device("cpu")))
             offsets = tuple(cu_seqlens.tolist())
         return cls(group, tuple(tokens * r // ranks for r in range(ranks + 1)), offsets)
 
@@ -83,7 +89,9 @@ class Split:
 
     def own(self, x: Tensor, dim: int = 1) -> Tensor:
         """This rank's part of a tensor that has all tokens in dimension `dim`."""
-        if x.shape[dim] != self.bounds[-1]:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x must be a tensor, got {type(x).__name__}")
+        if not -x.dim() <= dim < x.dim() or x.shape[dim] != self.bounds[-1]:
             raise ValueError(f"x must have all {self.bounds[-1]} tokens in dimension {dim}, got {list(x.shape)}")
         return x.narrow(dim, self.start, self.tokens)
 
@@ -218,6 +226,30 @@ class Split:
         sent = [part.numel() for part in parts]
         found = _Exchange.apply(flat, sent, sizes, self.group)  # type: ignore[no-untyped-call]
         return torch.split(found, sizes)
+
+
+def _check_group(group: Any) -> None:
+    """Raise unless this process is in the group.
+
+    None is refused, though elsewhere in torch.distributed it is the group of all ranks: `new_group` can return it to
+    a process outside of the new group.
+    """
+    outside = group is dist.GroupMember.NON_GROUP_MEMBER  # what new_group returns to such a process otherwise
+    if not outside and not isinstance(group, dist.ProcessGroup):
+        raise TypeError(
+            f"group must be a process group, such as torch.distributed.group.WORLD once init_process_group was called, "
+            f"got {type(group).__name__}"
+        )
+    if outside or dist.get_rank(group) < 0:
+        raise ValueError("this process is not in the group: it has no part of the tokens")
+
+
+def _check_integers(name: str, values: object) -> None:
+    integers = isinstance(values, tuple | list) and all(
+        isinstance(each, int) and not isinstance(each, bool) for each in values
+    )
+    if not integers:
+        raise TypeError(f"{name} must be a tuple of integers, got {values!r}")
 
 
 Packing = Tensor | Split | None  # what `cu_seqlens` may be

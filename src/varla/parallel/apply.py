@@ -7,12 +7,11 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
-from torch.nn.functional import pad
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from varla.models import VarlaForCausalLM
-from varla.models.checks import IGNORED, check_labels
-from varla.models.layout import find_layout
+from varla.models.checks import IGNORED, TWICE, check_ids, check_vocabulary, check_wanted
+from varla.models.layout import find_layout, shifted
 from varla.ops.split import Split
 
 DIMENSIONS = ("data", "shard", "context")
@@ -41,6 +40,8 @@ def apply_parallelism(model: VarlaForCausalLM, mesh: DeviceMesh, **fsdp: Any) ->
     sizes = check_mesh(mesh)
     if not isinstance(model, VarlaForCausalLM):
         raise TypeError(f"model must be a VarlaForCausalLM, got {type(model).__name__}")
+    if any(isinstance(module, FSDPModule) for module in model.modules()):
+        raise ValueError("model is spread over a mesh already: give a model whose weights are whole on every rank")
     context = sizes.get("context", 1)
     for block in model.model.layers:
         block.mixer.check_ranks(context)  # type: ignore[union-attr, operator]
@@ -57,6 +58,8 @@ def apply_parallelism(model: VarlaForCausalLM, mesh: DeviceMesh, **fsdp: Any) ->
 
 def check_mesh(mesh: DeviceMesh) -> dict[str, int]:
     """The sizes of a mesh's dimensions by name. Raises a ValueError for dimensions that are not known."""
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"mesh must be a DeviceMesh, got {type(mesh).__name__}")
     names = mesh.mesh_dim_names
     if not names or [name for name in DIMENSIONS if name in names] != list(names):
         raise ValueError(f"mesh must have dimensions named {', '.join(DIMENSIONS)}, in this order, got {names}")
@@ -91,10 +94,15 @@ def _split_batch(
     layout = find_layout(x.shape[:2], x.device, mask, positions, cu_seqlens, past=0)
     wanted = given.get("targets")
     if labels is not None:
-        check_labels(labels, x.shape[0], x.shape[1])
-        wanted = pad(labels[:, 1:].long(), (0, 1), value=IGNORED)
-        if layout is not None:
-            wanted = wanted.masked_fill(~layout.predicts(labels.device), IGNORED)
+        if wanted is not None:
+            raise ValueError(TWICE)
+        wanted = shifted(labels, x.shape[:2], layout, given.get("num_items_in_batch"))
+    # All ranks check all tokens: if one rank alone refused a batch, the others would wait for it.
+    if name == "input_ids":
+        check_ids(x)
+        check_vocabulary(name, x, model.get_input_embeddings().num_embeddings)
+    if wanted is not None:
+        check_wanted(wanted, x.shape[0], x.shape[1], model.lm_head.out_features)
     if layout is None:
         split = Split.even(group, x.shape[1])
     else:

@@ -99,7 +99,7 @@ def load(path: str | os.PathLike[str], model: "VarlaForCausalLM", tokenizer: Any
     try:
         theirs = dict(json.loads(metadata["config"]))
         checksum, their_weights = metadata["checksum"], metadata["weights"]
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: its header cannot be read") from error
     _check_same(path, theirs, settings(model))
     if their_weights != weights(model):
