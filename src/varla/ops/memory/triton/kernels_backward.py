@@ -7,8 +7,8 @@ With dN = do / max(q.z, eps):
     unread      every chunk   dQ = dN S0 + tril(dN E^T) a, the gradients of the denominators and of z through them
     finish      every chunk   dK and da; from da the gradient dP of A k
 
-The gradient of a decay is the sum of the terms that pass its token (chunk_decay.py). `unread` sums those of pairs of tokens
-of the chunk and of queries that read S0: it has most of their factors in registers. `finish` adds the rest.
+The gradient of a decay is the sum of the terms that pass its token (chunk_decay.py). `unread` sums those of pairs of
+tokens of the chunk and of queries that read S0: it has most of their factors in registers. `finish` adds the rest.
 
 The gradient of beta is da . a, or E . dv / beta. With bfloat16 buffers the first is a small difference of large terms:
 `unread` computes the second (BY_ERROR), and `finish` the first for beta of about 0.
