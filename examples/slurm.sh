@@ -15,8 +15,8 @@ case $1 in
     *.py) program=("$@") ;;
     *) program=(-m varla "$@") ;;
 esac
-first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 exec srun torchrun \
     --nnodes "$SLURM_NNODES" --nproc-per-node "${GPUS:-8}" \
-    --rdzv-backend c10d --rdzv-endpoint "$first:29500" --rdzv-id "$SLURM_JOB_ID" \
+    --rdzv-backend c10d --rdzv-endpoint "${hosts%%$'\n'*}:29500" --rdzv-id "$SLURM_JOB_ID" \
     "${program[@]}"
