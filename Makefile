@@ -87,7 +87,7 @@ pytest: $(TEST) $(OLDEST)/.ready browser
 	VARLA_TRANSFORMERS=5.22 $(BIN)/pytest -n 2 --dist worksteal
 	VARLA_TRANSFORMERS=5.17 PYTHONPATH=$(abspath $(OLDEST)) $(BIN)/pytest -n 2 --dist worksteal tests/models tests/session/test_session.py tests/lm/test_training.py
 
-# Minutes to hours. `make test` does a few seconds of each kind, with a fixed seed.
+# Minutes to hours. `make test` does a minute of all kinds, with a fixed seed.
 fuzz: $(TEST)
 	$(BIN)/python -W ignore -m tests.fuzz --tries $(or $(TRIES),100000) --seed $(or $(SEED),0)
 

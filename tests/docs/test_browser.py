@@ -75,3 +75,4 @@ def test_links_of_the_navigation_work(visit):
     page.goto(f"{page.url}#varla.vla_step")
     top = "document.getElementById('varla.vla_step').getBoundingClientRect().top"
     page.wait_for_function(f"0 <= {top} && {top} < 300")
+    assert page.url.endswith("/reference/operators.html#varla.vla_step")
